@@ -21,7 +21,7 @@ pytest.importorskip("bitsandbytes")
 sys.path.insert(0, str(Path(__file__).parent))
 
 from installed import as_installed
-from test_build import CASES, HERE, loaded
+from test_build import CASES, HERE, JOB, loaded
 
 from tunecast.job import job_from_dict
 from tunecast.tape.build.loads import load_tape
@@ -45,7 +45,9 @@ def distinct_loads() -> dict[str, Any]:
     return {name: CASES[name] for name in found.values() if name not in NOT_COMPARABLE}
 
 
-LOADS = distinct_loads()
+LOADS = distinct_loads() | {
+    f"stored/{name}": (JOB | values, config, []) for name, values, config in loaded(HERE / "stored.py").LOADS
+}
 
 
 @pytest.fixture(scope="module")

@@ -91,7 +91,11 @@ def test_to_dict_is_read_back_as_it_was():
         ({"compile": "fasle"}, "compile: got 'fasle'; allowed: true or false; nearest: false"),
         ({"max_grad_norm": float("nan")}, "max_grad_norm: got nan; allowed: a number from 0 to 1000000000"),
         ({"max_grad_norm": -1}, "max_grad_norm: got -1; allowed: a number from 0 to 1000000000; nearest: 0"),
-        ({"kernels": ["ligre"]}, "kernels: got 'ligre'; allowed: a list of any of liger, foak; nearest: liger"),
+        (
+            {"kernels": ["ligre"]},
+            "kernels: got 'ligre'; allowed: a list of any of liger, foak, fla, causal-conv1d, mamba-ssm; "
+            "nearest: liger",
+        ),
         ({"lengths": []}, "lengths: got []; allowed: a list of whole numbers from 1 to 10000000 or null"),
         ({"lengths": [0]}, "lengths: got 0; allowed: a list of whole numbers from 1 to 10000000 or null; nearest: 1"),
         ({"hardware": {"gpus": 0}}, "hardware.gpus: got 0; allowed: a whole number from 1 to 1024; nearest: 1"),

@@ -14,7 +14,7 @@ from recorded import as_recorded
 
 from tunecast.errors import Unsupported
 from tunecast.job import job_from_dict
-from tunecast.tape.build.gptq import packed_bytes
+from tunecast.job.stored import USUAL
 from tunecast.tape.build.job_runs import build
 from tunecast.tape.op import Alloc, Free
 
@@ -36,7 +36,7 @@ def events_of(stack: str) -> dict[str, list[int]]:
 
 cases = loaded("fms_cases", HERE / "fms" / "fms_cases.py")
 make = loaded("fms_make", HERE / "fms" / "make.py")
-gptqmodel = loaded("gptqmodel_make", HERE / "gptqmodel" / "make.py")
+PACKED = {name: loaded(f"{name}_make", HERE / name / "make.py") for name in ("gptqmodel", "packed")}
 EVENTS = events_of("fms")
 
 
@@ -54,19 +54,20 @@ def test_same_allocations_as_the_real_packages(name: str) -> None:
     same(make.told(tape.events), EVENTS[name])
 
 
-@pytest.mark.parametrize("name", gptqmodel.CASES)
-def test_same_allocations_as_gptqmodel(name: str) -> None:
-    """Nothing is said of transformers' release: PEFT's newest adapters and gptqmodel's kernel."""
-    case = gptqmodel.CASES[name]
+@pytest.mark.parametrize(("stack", "name"), [(each, name) for each, made in PACKED.items() for name in made.CASES])
+def test_same_allocations_as_packed_layers(stack: str, name: str) -> None:
+    """gptqmodel's GPTQ and AWQ, transformers' FP8 and torchao's formats, each under PEFT's newest adapters."""
+    case = PACKED[stack].CASES[name]
     values = {
-        "model": "small", "method": "qlora", "weights_dtype": "float16", "autocast": "float16",
-        "seq_len": case["length"], "micro_batch": case["batch"], "optimizer": "adamw_torch", "max_grad_norm": 1.0,
-        "gradient_checkpointing": case["recomputed"], "quantization": {"format": "gptq"},
+        "model": "small", "method": "lora", "weights_dtype": "float16" if stack == "gptqmodel" else "bfloat16",
+        "autocast": case["autocast"], "seq_len": case["length"], "micro_batch": case["batch"],
+        "optimizer": "adamw_torch", "max_grad_norm": 1.0, "gradient_checkpointing": case["recomputed"],
         "lora": {"rank": 8, "alpha": 16, "dropout": 0.1, "targets": cases.PROJECTIONS},
     }  # fmt: skip
-    lengths = [case["length"]] * 2
-    tape = build(as_recorded("stacks/gptqmodel", values), case["config"], lengths, gptqmodel.CARD)
-    same(gptqmodel.told(tape.events), events_of("gptqmodel")[name])
+    config = {**case["config"], "quantization_config": case["stored"]}
+    tape = build(as_recorded(f"stacks/{stack}", values), config, [case["length"]] * 2, PACKED[stack].CARD)
+    same(PACKED[stack].told(tape.events), events_of(stack)[name])
+    assert tape.guesses, "what the kernels themselves need was read, not run"
 
 
 def built(**changes: object) -> object:
@@ -81,7 +82,7 @@ def test_gptq_holds_packed_weights_scales_zeros_and_groups() -> None:
     tape = built(kernels=[])
     gate = [e.nbytes for e in tape.events if isinstance(e, Alloc) and e.module == "model.layers.0.mlp.gate_proj"]
     assert gate[:4] == [256 * 640 // 2, 2 * 640 // 2, 2 * 640 * 2, 256 * 4]
-    assert packed_bytes(640, 256) == sum(gate[:4])
+    assert USUAL["gptq"].weight_bytes(640, 256) == sum(gate[:4])
 
 
 def test_gptqmodel_keeps_dequantised_weights() -> None:

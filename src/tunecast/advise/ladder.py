@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from enum import IntEnum
 
 from tunecast.job.job import Job
+from tunecast.job.kernels import chosen_kernels
+from tunecast.job.names import BITSANDBYTES
 from tunecast.job.optimizers import optimizer_of
 from tunecast.job.shardings import REPLICATED, SHARDED, SHARDINGS, sharding_of
 from tunecast.job.stacks import stack_of
@@ -141,7 +143,7 @@ def _trained_dtype(job: Job) -> str:
 
 def _chunked_loss(job: Job) -> str | None:
     losses = stack_of(job).losses
-    is_full = (job.loss or losses[0]) == "full" and not job.kernels
+    is_full = (job.loss or losses[0]) == "full" and not chosen_kernels(job)
     return "chunked" if is_full and "chunked" in losses else None
 
 
@@ -175,7 +177,7 @@ LESS_MEMORY: tuple[Rung, ...] = (
     Rung("offload", SAME, _where(lambda job: stack_of(job).offloads_activations and not job.offload_activations,
                                  {"offload_activations": True}), note=ON_THE_HOST),
     Rung("parallel.offload", SAME, _offloaded, note=ON_THE_HOST),
-    Rung("prepare_kbit", ROUNDED, _where(lambda job: job.quantization.format not in (None, "gptq")
+    Rung("prepare_kbit", ROUNDED, _where(lambda job: job.quantization.format in BITSANDBYTES
                                          and job.quantization.prepare_kbit, {"quantization.prepare_kbit": False})),
     Rung("double_quant", ROUNDED, _where(lambda job: job.quantization.format in ("nf4", "fp4")
                                          and not job.quantization.double_quant, {"quantization.double_quant": True})),

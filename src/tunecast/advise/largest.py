@@ -35,7 +35,10 @@ POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "
 A_WEIGHT = (4096, 4096)
 """A matrix of a layer, whose state stands for that of all."""
 WEIGHT_BYTES: Mapping[str, float] = {"float32": 4, "bfloat16": 2, "float16": 2}
-QUANTISED_BYTES: Mapping[str | None, float] = {"nf4": 0.5, "fp4": 0.5, "int8": 1}
+QUANTISED_BYTES: Mapping[str | None, float] = {
+    "nf4": 0.5, "fp4": 0.5, "gptq": 0.5, "awq": 0.5, "int8": 1, "finegrained_fp8": 1, "torchao_int8": 1,
+    "torchao_float8": 1,
+}  # fmt: skip
 
 Fits = Callable[[int], bool]
 Predict = Callable[[Job], Prediction]

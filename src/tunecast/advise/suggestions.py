@@ -40,7 +40,7 @@ def suggestions_for(
     prediction: Prediction, *, tick: Callable[[], None], spent: Callable[[Prediction], Spent] = without_price
 ) -> Suggestions:
     """`tick` is called before each prediction; `spent` says what a whole job takes and costs."""
-    trials, unstated = SimilarJobs(prediction, tick), taken(prediction.job)
+    trials, unstated = SimilarJobs(prediction, tick), taken(prediction.job, prediction.model.model_type)
     try:
         changes = _best_changes(prediction, trials)
     except TunecastError:

@@ -14,6 +14,7 @@ from tunecast.advise.changes import with_fields
 from tunecast.advise.ladder import Overrides
 from tunecast.errors import NotResolved, Unsupported, UsageError
 from tunecast.job.job import Job, all_knobs
+from tunecast.job.kernels import TAKEN
 from tunecast.job.optimizers import DEFAULT_OPTIMIZER, OPTIMIZERS
 from tunecast.job.stacks import SFT_STACK, stack_of
 from tunecast.prediction.data.batches import has_full_rows
@@ -61,12 +62,12 @@ class Effect(NamedTuple):
     """Of the whole job."""
 
 
-def taken(job: Job) -> list[Taken]:
+def taken(job: Job, model_type: str = "") -> list[Taken]:
     """`job` with what follows from its model filled in."""
     values = job.flat()
     return [
         Taken(field, values[field], _whose(field, job), dict(instead))
-        for field, instead in _decisive(job)
+        for field, instead in (*_decisive(job), *_kernels(job, model_type))
         if not job.is_given(field)
     ]
 
@@ -82,6 +83,8 @@ def _whose(field: str, job: Job) -> str:
         return "--stack names another"
     if field == "data.lengths":
         return "--data-lengths says how long yours are"
+    if field == "kernels":
+        return "--kernels says what is installed"
     package = all_knobs()[field].origin.package
     return "" if package == "tunecast" else f"{package}' default" if package.endswith("s") else f"{package}'s default"
 
@@ -109,6 +112,12 @@ def _decisive(job: Job) -> Iterator[tuple[str, Overrides]]:
         yield "data.epochs", {"data.epochs": 1.0}
     if has_data(job) and job.run.save_strategy == "steps":
         yield "run.save_steps", {"run.save_strategy": "epoch"}
+
+
+def _kernels(job: Job, model_type: str) -> Iterator[tuple[str, Overrides]]:
+    """Packages that models without attention in all layers are hardly ever trained without."""
+    if model_type in TAKEN and "kernels" in stack_of(job).search:
+        yield "kernels", {"kernels": list(TAKEN[model_type])}
 
 
 def has_data(job: Job) -> bool:

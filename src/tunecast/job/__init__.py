@@ -11,6 +11,8 @@ foreign.py      What other trainers call a job's fields and values: the names fl
                 our own
 hub.py          The Hugging Face Hub, as little of it as is needed: config.json and the headers of safetensors files
 job.py          The Job: everything that decides what a fine-tuning run does to a GPU, as one frozen value
+kernels.py      Packages of kernels: such as somebody chooses, and such as models take by themselves where they are
+                installed
 knob.py         A knob: one field of a job
 lengths.py      How long the samples of a data set are: a list, a file, or a distribution, as `data.lengths` of a job
                 says
@@ -30,6 +32,7 @@ spellings.py    Which bundled model a name means that is not listed as it is: by
                 is told
 stacks.py       The training stacks a job may name: what each supports, sets and is known to do, as one light
                 declaration
+stored.py       How a checkpoint's weights are packed, as the `quantization_config` of its config.json says
 writer.py       Files that are written whole or not at all: a reader never sees half of one, and nothing is left where
                 it fails
 readers/        Jobs from wherever they are written: a file of one of the formats below, or a model's name with flags

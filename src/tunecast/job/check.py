@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from tunecast.job.knob import Problem, knobs_of, shown
+from tunecast.job.names import BITSANDBYTES
 from tunecast.job.sections import Lora, Quantization
 from tunecast.job.shardings import REPLICATED, SHARDINGS, able_to_offload
 from tunecast.records import NamedTuple
@@ -103,25 +104,28 @@ def quantised_means_qlora(packed: str | None, method: str) -> str | None:
 
 @rule("quantization.double_quant", "quantization.format")
 def double_quant_is_four_bit(double: bool, packed: str | None) -> str | None:
-    if not double or packed not in ("int8", "gptq"):
+    if not double or packed in (None, "nf4", "fp4", "float8"):
         return None
     return f"got true with format {packed}, whose scales stay as they are; allowed: with nf4 or fp4; nearest: false"
 
 
 @rule("lora.dora", "quantization.format")
-def gptq_takes_plain_adapters(dora: bool, packed: str | None) -> str | None:
-    """peft/tuners/lora/gptq.py: "GPTQLoraLinear does not support DoRA yet, please set it to False"."""
-    if not dora or packed != "gptq":
+def packed_weights_take_plain_adapters(dora: bool, packed: str | None) -> str | None:
+    """peft/tuners/lora/gptq.py: "GPTQLoraLinear does not support DoRA yet, please set it to False", and awq.py the
+    same. It dequantises bitsandbytes' weights alone (peft/utils/integrations.py, `dequantize_module_weight`)."""
+    if not dora or packed in (None, "float8", *BITSANDBYTES):
         return None
-    return "got true with weights in gptq, which PEFT refuses; allowed: with nf4, fp4, int8 or null; nearest: false"
+    return (
+        f"got true with weights in {packed}, which PEFT refuses; allowed: with nf4, fp4, int8 or null; nearest: false"
+    )
 
 
 @rule("weights_dtype", "quantization.format")
 def gptq_computes_in_16_bits(dtype: str, packed: str | None) -> str | None:
     """gptqmodel/nn_modules/qlinear/torch.py, `SUPPORTS_DTYPES`."""
-    if (dtype, packed) != ("float32", "gptq"):
+    if dtype != "float32" or packed not in ("gptq", "awq"):
         return None
-    got = "got float32 with weights in gptq, whose layers compute in 16 bits"
+    got = f"got float32 with weights in {packed}, whose layers compute in 16 bits"
     return f"{got}; allowed: float16 or bfloat16; nearest: float16"
 
 

@@ -43,6 +43,7 @@ KINDS: Mapping[str, tuple[Kind, ...]] = {
             *("learned_pos_emb", "mlp_bias", "multi_query", "new_decoder_architecture", "no_bias", "norm_topk_prob"),
             *("output_router_logits", "parallel_attn", "qk_layernorm", "qkv_bias", "rope_interleave", "use_bias"),
             *("use_parallel_residual", "use_qk_norm", "use_qkv_bias", "use_sliding_window", "vision_use_head"),
+            *("altup_correct_scale", "attention_k_eq_v", "enable_moe_block", "use_double_wide_mlp"),
         ),
         (FLAG,),
     ),
@@ -54,10 +55,19 @@ KINDS: Mapping[str, tuple[Kind, ...]] = {
         (WORD,),
     ),
     **dict.fromkeys(
-        ("attn_config", "quantization_config", "rope_parameters", "rope_scaling", "text_config", "vision_config"),
+        (
+            *("attn_config", "audio_config", "per_layer_config", "quantization_config", "rope_parameters"),
+            *("rope_scaling", "text_config", "vision_config"),
+        ),
         (MAPPING,),
     ),
-    **dict.fromkeys(("attention_types", "layer_types", "mlp_only_layers", "moe_layers", "no_rope_layers"), (LIST,)),
+    **dict.fromkeys(
+        (
+            *("activation_sparsity_pattern", "attention_types", "layer_types", "mlp_only_layers", "moe_layers"),
+            "no_rope_layers",
+        ),
+        (LIST,),
+    ),
     **dict.fromkeys(
         (
             *("attention_chunk_size", "first_k_dense_replace", "interleave_moe_layer_step", "intermediate_size_mlp"),
@@ -66,10 +76,14 @@ KINDS: Mapping[str, tuple[Kind, ...]] = {
             *("num_experts_per_tok", "num_ln_in_parallel_attn", "num_local_experts", "q_lora_rank"),
             *("original_max_position_embeddings", "qk_nope_head_dim", "qk_rope_head_dim", "rotary_dim"),
             *("shared_expert_intermediate_size", "sliding_window", "topk_group", "v_head_dim", "decoder_sparse_step"),
-            *("window_size", "word_embed_proj_dim", "num_experts", "ffn_dim", "ffn_hidden_size"),
+            *("window_size", "word_embed_proj_dim", "num_experts", "ffn_dim", "ffn_hidden_size", "altup_active_idx"),
+            *("hidden_size_per_layer_input", "num_global_key_value_heads", "num_kv_shared_layers", "top_k_experts"),
+            "vocab_size_per_layer_input",
         ),
         (COUNT,),
     ),
+    **dict.fromkeys(("altup_num_inputs", "global_head_dim", "laurel_rank"), (POSITIVE,)),
+    "use_bidirectional_attention": (WORD, FLAG),  # a flag in Gemma 3
     "moe_intermediate_size": (COUNT, LIST),  # one width per layer in ernie4_5_vl_moe
     "sliding_window_pattern": (COUNT, WORD),  # "LLLG" in exaone4
     **dict.fromkeys(
@@ -81,7 +95,14 @@ KINDS: Mapping[str, tuple[Kind, ...]] = {
         (FRACTION,),
     ),
     **dict.fromkeys(
-        ("attn_logit_softcapping", "clip_qkv", "expansion_ratio", "final_logit_softcapping", "initializer_range"),
+        (
+            "altup_coef_clip",
+            "attn_logit_softcapping",
+            "clip_qkv",
+            "expansion_ratio",
+            "final_logit_softcapping",
+            "initializer_range",
+        ),
         (NUMBER,),
     ),
 }
@@ -89,13 +110,18 @@ VISION_KINDS: Mapping[str, tuple[Kind, ...]] = {
     **dict.fromkeys(
         (
             *("hidden_size", "image_size", "intermediate_size", "num_attention_heads", "num_channels"),
-            *("num_hidden_layers", "patch_size"),
+            *("num_hidden_layers", "patch_size", "conv_kernel_size", "head_dim", "mm_embed_dim", "mm_posemb_size"),
+            *("num_key_value_heads", "output_proj_dims", "pooling_kernel_size", "position_embedding_size"),
         ),
         (POSITIVE,),
     ),
+    **dict.fromkeys(("standardize", "use_clipped_linears"), (FLAG,)),
+    "subsampling_conv_channels": (LIST,),
     **{key: KINDS[key] for key in ("attention_dropout", "hidden_act", "model_type", "vision_use_head")},
 }
-"""Of the one tower that is written down, Gemma 3's."""
+"""Of the towers that are written down, those of Gemma 3 and 4."""
+TOWERS = ("vision_config", "audio_config")
+WITH_TOWERS = ("gemma3", "gemma4", "gemma4_unified")
 PARTS = ("text_config", "llm_config", "language_config", "attn_config", "rope_scaling", "rope_parameters")
 """Mappings inside, whose keys are read too."""
 
@@ -103,8 +129,9 @@ PARTS = ("text_config", "llm_config", "language_config", "attn_config", "rope_sc
 def wrong_kinds(whole: Mapping[str, Any]) -> Iterator[Problem]:
     """Keys of a config.json that hold something of another kind."""
     yield from _wrong("", whole, KINDS)
-    if whole.get("model_type") == "gemma3" and isinstance(tower := whole.get("vision_config"), Mapping):
-        yield from _wrong("vision_config.", tower, VISION_KINDS)
+    for name in TOWERS if whole.get("model_type") in WITH_TOWERS else ():
+        if isinstance(tower := whole.get(name), Mapping):
+            yield from _wrong(f"{name}.", tower, VISION_KINDS)
 
 
 def _wrong(prefix: str, part: Mapping[str, Any], kinds: Mapping[str, tuple[Kind, ...]]) -> Iterator[Problem]:

@@ -13,6 +13,7 @@ from typing import Any
 
 from tunecast import records
 from tunecast.job.check import changed, contradictions, settled
+from tunecast.job.kernels import CHOSEN, INSTALLED
 from tunecast.job.knob import (
     OURS,
     REQUIRED,
@@ -165,7 +166,10 @@ class Job(Section):
         aka="attn_implementation attn attn_impl",
     )
     kernels: tuple[str, ...] = field(
-        (), trl("SFTConfig.use_liger_kernel", False), "fused kernels in use", choices=("liger", "foak")
+        (),
+        trl("SFTConfig.use_liger_kernel", False),
+        "fused kernels in use; fla, causal-conv1d, mamba-ssm: installed, so that layers without attention take them",
+        choices=(*CHOSEN, *INSTALLED),
     )
     loss: str | None = field(
         None,

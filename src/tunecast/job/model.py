@@ -18,7 +18,7 @@ from tunecast.job.readers.bounds import bounded_text
 from tunecast.job.readers.json import parsed
 from tunecast.job.registry import bundled_config, bundled_names, bundled_spelling
 from tunecast.job.registry import bundled_models as bundled_models
-from tunecast.job.spellings import Spelling, repository_of
+from tunecast.job.spellings import BY_NAME, Spelling, repository_of
 from tunecast.records import dataclass
 from tunecast.tables import text_beside
 from tunecast.units import MIB
@@ -49,7 +49,8 @@ _OTHER_BOUNDS = {
     **dict.fromkeys(("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "sliding_window"), 10**10),
     **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "n_shared_experts"), 16_384),
     **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), 4_194_304),
-    "type_vocab_size": 10_000_000,
+    **dict.fromkeys(("type_vocab_size", "vocab_size_per_layer_input"), 10_000_000),
+    **dict.fromkeys(("global_head_dim", "hidden_size_per_layer_input"), 65_536),
 }
 """What else decides how much transformers builds; 0 and null are meaningful there."""
 _MOST_INTEGER = 10**12
@@ -150,7 +151,7 @@ def model_config(
         first = {problem.field: problem for problem in reversed(problems)}  # of each key
         raise NotResolved("\n".join(f"{source}: {problem}" for problem in reversed(first.values())), field="model")
     quantised = whole.get("quantization_config")
-    if isinstance(quantised, Mapping):
+    if isinstance(quantised, Mapping) and BY_NAME not in quantised:
         notes = (*notes, f"{source}: the checkpoint is stored quantised ({shown(quantised.get('quant_method'))})")
     told: dict[str, Any] = {"tied": tied, "dtype": dtype, "weights": weights, "notes": notes}
     return ModelConfig(name, model_type, **sizes, source=source, raw_json=json.dumps(whole, sort_keys=True), **told)
@@ -325,7 +326,8 @@ def _standing_in(name: str, found: Spelling, why: str) -> ModelConfig:
     if found.stored:
         notes.append(f"{name}: by its name the weights are stored otherwise ({', '.join(found.stored)})")
     bundled = _bundled(name, found.name)
-    return model_config(name, bundled.raw, bundled.source, notes=tuple(notes))
+    packed = {} if found.packing is None else {"quantization_config": found.packing}
+    return model_config(name, {**bundled.raw, **packed}, bundled.source, notes=tuple(notes))
 
 
 def _from_hub(name: str, settings: Settings) -> ModelConfig:

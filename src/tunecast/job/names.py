@@ -5,6 +5,8 @@ from __future__ import annotations
 TASKS = ("sft", "pretrain", "dpo", "orpo", "kto", "reward", "grpo")
 METHODS = ("full", "lora", "qlora")
 DTYPES = ("float32", "bfloat16", "float16")
+BITSANDBYTES = ("nf4", "fp4", "int8")
+"""Of `quantization.format`."""
 
 SAME = {
     # torch's own short names; `half` and `float` are torch.float16 and torch.float32 (torch/_tensor_docs.py)

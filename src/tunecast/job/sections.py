@@ -58,9 +58,11 @@ class Quantization(Section):
     format: str | None = field(
         None,
         trl("ModelConfig.load_in_4bit", False),
-        "format of the frozen weights, bitsandbytes' or GPTQ's, or TransformerEngine's float8 (fp8_param_gather, with "
-        "method lora or qlora); null: not quantised; nf4 when the method is qlora",
-        choices=("nf4", "fp4", "int8", "gptq", "float8"),
+        "format of the frozen weights: bitsandbytes' nf4, fp4 and int8; gptq, awq and transformers' finegrained_fp8 "
+        "as checkpoints hold them; torchao_int8 and torchao_float8 (weight only); or TransformerEngine's float8 "
+        "(fp8_param_gather, with method lora or qlora); null: what the checkpoint's config.json says, or nf4 when the "
+        "method is qlora",
+        choices=("nf4", "fp4", "int8", "gptq", "awq", "finegrained_fp8", "torchao_int8", "torchao_float8", "float8"),
         flag="quantization",
         aka="bnb_4bit_quant_type quant quant_type quantize",
     )
@@ -77,7 +79,8 @@ class Quantization(Section):
             "PEFT's quantization guide calls prepare_model_for_kbit_training, TRL's SFTTrainer does not",
             True,
         ),
-        "prepare_model_for_kbit_training was called: what is not quantised becomes float32; with gptq it casts nothing",
+        "prepare_model_for_kbit_training was called: what is not quantised becomes float32; with gptq and torchao it "
+        "casts nothing; awq and finegrained_fp8 are trained without it unless it is said",
     )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from tunecast.records import NamedTuple
 
@@ -17,16 +18,36 @@ FORMATS: Mapping[str, str] = {
     r"(unsloth-)?bnb-4bit|bnb-nf4": "4-bit (bitsandbytes)",
     r"bnb-8bit": "8-bit (bitsandbytes)",
     r"awq(-int4|-4bit|-w4a16)?": "4-bit (AWQ)",
-    r"gptq(-int[48]|-[48]bit)?": "quantised (GPTQ)",
+    r"gptq-(int8|8bit)": "8-bit (GPTQ)",
+    r"gptq(-int4|-4bit)?": "quantised (GPTQ)",
     r"aqlm(-[0-9]bit)?(-[0-9]+x[0-9]+)?": "quantised (AQLM)",
     r"[3468]bit|int[48]|(quantized-)?w[48]a(8|16)": "quantised",
-    r"fp8(-dynamic|-block|-static|-static-pertensor)?": "8-bit floating point",
+    r"fp8": "8-bit floating point",
+    r"fp8-(dynamic|block|static|static-pertensor)": "8-bit floating point (compressed-tensors)",
     r"nvfp4|mxfp4|fp4": "4-bit floating point",
     r"gguf|q[2-8](-0|-k|-k-[sml])": "GGUF",
     r"bf16|bfloat16|fp16|f16|dequantized": "16-bit",
     r"linearized": "each expert apart",
 }
 """How a name may end, its parts joined by `-`, and how the weights are stored then."""
+
+BY_NAME = "by_name"
+"""The key that says of a `quantization_config` that it is a guess."""
+COMPRESSED: Mapping[str, Any] = {"quant_method": "compressed-tensors"}
+PACKINGS: Mapping[str, Mapping[str, Any]] = {
+    "4-bit (bitsandbytes)": {
+        "quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4",
+        "bnb_4bit_use_double_quant": True, "bnb_4bit_compute_dtype": "bfloat16",
+    },
+    "8-bit (bitsandbytes)": {"quant_method": "bitsandbytes", "load_in_8bit": True},
+    "4-bit (AWQ)": {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"},
+    "quantised (GPTQ)": {"quant_method": "gptq", "bits": 4, "group_size": 128},
+    "8-bit (GPTQ)": {"quant_method": "gptq", "bits": 8, "group_size": 128},
+    "8-bit floating point": {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]},
+    "8-bit floating point (compressed-tensors)": COMPRESSED,
+}  # fmt: skip
+"""What config.json of such a checkpoint says, as those that publish most of them have it: unsloth (bnb-4bit), Qwen
+(AWQ, GPTQ and, as DeepSeek, FP8), RedHatAI (what its llm-compressor makes)."""
 
 VARIANTS = frozenset({"instruct", "chat", "it", "pt", "base", "hf", "thinking", "think", "reasoning"})
 """Words for what a model was trained for after the first time: its authors' chat model has their base model's shape.
@@ -62,6 +83,16 @@ class Spelling(NamedTuple):
     because: str
     """The rule; "" where the name is listed as it is."""
     stored: tuple[str, ...] = ()
+    by_author: bool = True
+
+    @property
+    def packing(self) -> dict[str, Any] | None:
+        """`quantization_config` of such a checkpoint, guessed; None: plain weights, or nobody knows."""
+        found = [PACKINGS[told] for told in self.stored if told in PACKINGS]
+        if not found:
+            return None
+        packed = found[0] if self.by_author or found[0]["quant_method"] != "fp8" else COMPRESSED
+        return {**packed, BY_NAME: True}
 
 
 def plain(repository: str) -> Plain:
@@ -104,9 +135,9 @@ class SpellingRules:
         if not slash or organisation in self._organisations[name]:
             return Spelling(name, "its name is that model's, but for what leaves a shape as it is", stored)
         if organisation in MIRRORS:
-            return Spelling(name, f"{organisation} publishes others' models under their names", stored)
+            return Spelling(name, f"{organisation} publishes others' models under their names", stored, False)
         if stored:
-            return Spelling(name, "its name is that model's with a format's behind it", stored)
+            return Spelling(name, "its name is that model's with a format's behind it", stored, False)
         return None
 
 

@@ -10,6 +10,7 @@ from tunecast.advise.changes import with_fields
 from tunecast.errors import UsageError
 from tunecast.hardware.spec import Gpu
 from tunecast.job.job import Job
+from tunecast.job.kernels import CHOSEN, INSTALLED, chosen_kernels
 from tunecast.job.names import METHODS
 from tunecast.job.optimizers import OPTIMIZERS
 from tunecast.job.stacks import stack_of
@@ -66,7 +67,9 @@ def recipes_of(job: Job, freedom: Freedom) -> Iterator[Recipe]:
 
     freely, search = freedom.allow, stack_of(job).search
     methods = values("method", job.method, METHODS if "method" in freely else ())
-    kernels: list[tuple[str, ...]] = [("liger",), ()] if "kernels" in search and set(job.kernels) <= {"liger"} else []
+    installed = tuple(name for name in job.kernels if name in INSTALLED)
+    may_fuse = "kernels" in search and set(chosen_kernels(job)) <= {"liger"}
+    kernels = [("liger", *installed), installed] if may_fuse else []
     may_compile = "compile" in search and "compile" in freely and _rows_are_alike(job)
     may_narrow = "matmul_dtype" in search and "matmul_dtype" in freely
     may_attend = "attention" in search and "attention" in freely
@@ -116,7 +119,9 @@ def _rows_are_alike(job: Job) -> bool:
 def _makes_sense(job: Job, recipe: Recipe) -> bool:
     """What the closed form cannot follow together is not tried: torch.compile, float8 and fused kernels."""
     is_chosen = (recipe.compile, recipe.matmul_dtype) != (job.compile, job.matmul_dtype)
-    if is_chosen and (recipe.kernels or (recipe.compile and recipe.matmul_dtype is not None)):
+    if is_chosen and (
+        not set(CHOSEN).isdisjoint(recipe.kernels) or (recipe.compile and recipe.matmul_dtype is not None)
+    ):
         return False
     try:
         job_with(job, recipe)

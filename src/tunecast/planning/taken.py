@@ -34,7 +34,9 @@ def with_taken(plan: Plan, terms: Terms) -> Plan:
     best = plan.best
     if best is None:
         return plan
-    others = (each for each in taken(best.job) if each.field not in CHOSEN and each.field not in best.changes)
+    done = analytic(best.job)
+    every_other = taken(best.job, done.model.model_type)
+    others = (each for each in every_other if each.field not in CHOSEN and each.field not in best.changes)
     every = (*_batch(plan, best.job), *others)
     biller, machine = Biller(best.job, terms), best.fleet
 
@@ -45,6 +47,5 @@ def with_taken(plan: Plan, terms: Terms) -> Plan:
         bill = biller.bill(timed, machine.offer, machine.nodes)
         return Spent(bill.total_s, bill.cost.total_usd)
 
-    done = analytic(best.job)
     found = effects(done, every, lambda job: analytic(job), spent)
     return replace(plan, taken=every, effects=tuple(worth_telling(found, done)))

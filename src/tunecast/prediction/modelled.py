@@ -14,6 +14,7 @@ from tunecast.hardware.grids import FIELD as COUNTRY
 from tunecast.hardware.grids import grid
 from tunecast.hardware.spec import Gpu
 from tunecast.job.job import Job, all_knobs
+from tunecast.job.kernels import chosen_kernels
 from tunecast.job.knob import shown
 from tunecast.job.model import ModelConfig
 from tunecast.job.optimizers import optimizer_of
@@ -140,7 +141,7 @@ RULES: Mapping[str, Callable[[Job], str | None]] = {
 RECIPE_RULES: Mapping[str, Callable[[Job], str | None]] = {
     "hardware.gpus": _one_card,
     "matmul_dtype": _unless_traced("matmul_dtype", None),
-    "kernels": _only(lambda job: job.kernels, (), ("liger",)),
+    "kernels": _only(chosen_kernels, (), ("liger",)),
     "loss": _unless_traced("loss", None, "full"),
     "optimizer_in_backward": _only(lambda job: job.optimizer_in_backward, False),
     "offload_activations": _only(lambda job: job.offload_activations, False),

@@ -4,6 +4,17 @@ from __future__ import annotations
 
 from tunecast.records import dataclass
 
+SHARED_MEMORY_KIB = {
+    (8, 0): 163, (8, 6): 99, (8, 7): 163, (8, 9): 99, (9, 0): 227, (10, 0): 227, (10, 3): 227, (11, 0): 227,
+    (12, 0): 99, (12, 1): 99,
+}  # fmt: skip
+"""What one thread block may have at most, by compute capability (CUDA C++ Programming Guide, technical specifications);
+64 in all others, as on Turing and on AMD's."""
+
+
+def shared_memory_bytes(capability: tuple[int, int]) -> int:
+    return SHARED_MEMORY_KIB.get(capability, 64) << 10
+
 
 @dataclass(frozen=True)
 class Card:

@@ -54,6 +54,7 @@ def main() -> None:
     from tunecast.tape.trace import recipe
     from tunecast.tape.trace.session import tracing
 
+    sys.path.append(str(Path(__file__).parent / "stand_ins"))
     cases = json.loads(Path(sys.argv[1]).read_text())
     found: dict[str, Any] = {}
     with tracing(Card()) as recorder:

@@ -13,23 +13,32 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
 
+from installed import as_installed
 from trace_all import list_others, told
 
-from tunecast.job import Job, job_from_dict
+from tunecast.job import Job
+from tunecast.tape.build.fill_in import fill_in
 from tunecast.tape.card import Card
 
 
 def load(job: Job, config: dict[str, Any], folder: Path) -> Any:
     import torch
-    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig, FineGrainedFP8Config, Mxfp4Config
 
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config))
+    job = fill_in(job, config)
     dtype, packed = getattr(torch, job.weights_dtype), job.quantization
     how: dict[str, Any] = {}
-    if packed.format == "int8":
+    stored = config.get("quantization_config", {}).get("quant_method")
+    if stored is not None and packed.format is None:
+        how["quantization_config"] = {"mxfp4": Mxfp4Config, "fp8": FineGrainedFP8Config}[stored](dequantize=True)
+    elif stored is not None:
+        pass  # the checkpoint's own
+    elif packed.format == "int8":
         how["quantization_config"] = BitsAndBytesConfig(load_in_8bit=True)
     elif packed.format is not None:
         how["quantization_config"] = BitsAndBytesConfig(
@@ -61,7 +70,7 @@ def main() -> None:
             recorder.forget_all()
             try:
                 torch.zeros(1, device="cuda")
-                model = load(job_from_dict(job), config, Path(place) / str(number))
+                model = load(as_installed(job), config, Path(place) / str(number))
                 found[name] = told(recorder.tape({}).events)
                 del model
             except Exception as error:

@@ -21,6 +21,7 @@ from tunecast.errors import Unsupported, UsageError
 from tunecast.hardware.catalog import gpu as gpu_named
 from tunecast.job.job import Data, Hardware, Job, Run
 from tunecast.job.model import ModelConfig
+from tunecast.job.names import BITSANDBYTES
 from tunecast.job.shardings import is_spread, sharding_of
 from tunecast.job.stacks import stack_of
 from tunecast.prediction.memory.allocator import AllocatorSettings, rounded_bytes
@@ -274,7 +275,7 @@ def _files(
 
 
 def uses_bitsandbytes(job: Job) -> bool:
-    return job.quantization.format is not None or package_of(job.optimizer) == "bitsandbytes"
+    return job.quantization.format in BITSANDBYTES or package_of(job.optimizer) == "bitsandbytes"
 
 
 def as_loaded(dtype: str, parameters: Iterable[Parameter]) -> list[Parameter]:

@@ -9,12 +9,12 @@ from typing import Any
 
 from tunecast.job.job import Job, Quantization
 from tunecast.job.model import ModelConfig
+from tunecast.job.stored import Packing, packing_for, without_packing
 from tunecast.prediction.outside.checkpoint import Parameter
 from tunecast.records import fields, replace
-from tunecast.tape.build.adapters import insert_adapters
+from tunecast.tape.build.adapters import NOT_CAST, insert_adapters
 from tunecast.tape.build.dtypes import DTYPES
 from tunecast.tape.build.fill_in import fill_in
-from tunecast.tape.build.gptq import packed_bytes
 from tunecast.tape.build.layer_rhythm import repeating
 from tunecast.tape.build.machine import Machine, Setup
 from tunecast.tape.build.modules import Buffer, Linear, Module
@@ -62,15 +62,18 @@ def tensors_on_paper(job: Job, config: Mapping[str, Any]) -> tuple[Parameter, ..
     it is built with the layers that stand for all, where there are such: the others are like them but for their names.
     """
     job = fill_in(job, config)
+    packing = packing_for(job.quantization.format, config)
+    config = without_packing(config)
     rhythm = repeating(transformers.model, config)
     few = config if rhythm is None else with_layers(config, rhythm.small)
     plain = replace(job, method=_method(job), quantization=Quantization(), kernels=())
     model = transformers.load(plain, few, Machine(Card(), Setup(DTYPES[job.weights_dtype], job.attention)))
     head = model.output_embedding()
-    linear = {id(m.weight) for m in model.modules() if isinstance(m, Linear) and m is not head}
+    skips = (lambda path: False) if packing is None else packing.skips
+    linear = {id(m.weight) for m in model.modules() if isinstance(m, Linear) and m is not head and not skips(m.path)}
     if job.method != "full":
         insert_adapters(plain, model)
-    before, layers, after = _by_layer(model, partial(_as_trained, job, linear))
+    before, layers, after = _by_layer(model, partial(_as_trained, job, packing, linear))
     if rhythm is not None:
         paths = [layer.path for layer in model.layers()]
         likes = [(layer, stand_in(rhythm, layer)) for layer in range(rhythm.total)]
@@ -100,19 +103,22 @@ def _by_layer(
     return before, layers, after
 
 
-def _as_trained(job: Job, linear: Collection[int], module: Module, name: str, tensor: Tensor) -> Parameter:
-    """`linear` are the ids of the weights that quantisation packs."""
+def _as_trained(
+    job: Job, packing: Packing | None, linear: Collection[int], module: Module, name: str, tensor: Tensor
+) -> Parameter:
+    """`linear` are the ids of the weights that quantisation packs, as `packing` says or as bitsandbytes does."""
     adapted, packed_as = job.method != "full", job.quantization.format
     path = f"base_model.model.{module.path}.{name}" if adapted else f"{module.path}.{name}"
     p = Parameter(path, tensor.shape, tensor.dtype.name, not adapted)
     if packed_as is None:
         return p._replace(trainable=True) if p.is_adapter else p
-    if id(tensor) in linear:  # of GPTQ the file has it packed; counted in 16-bit elements
-        gptq = packed_as == "gptq"
-        return p._replace(shape=(packed_bytes(*tensor.shape) // 2,)) if gptq else p._replace(dtype=packed_as)
+    if id(tensor) in linear:
+        if packing is None:
+            return p._replace(dtype=packed_as)
+        return p._replace(shape=(packing.weight_bytes(*tensor.shape) // 2,))  # in 16-bit elements
     if p.is_adapter:
         return p._replace(trainable=True, dtype="float32" if packed_as == "int8" else p.dtype)
-    upcast = packed_as != "gptq" and job.quantization.prepare_kbit
+    upcast = packed_as not in NOT_CAST and job.quantization.prepare_kbit
     return p._replace(dtype="float32") if upcast else p
 
 

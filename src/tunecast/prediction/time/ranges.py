@@ -9,8 +9,8 @@ or a late batch takes a larger share of it.
     of any card         the same family's steps on all cards, each predicted with the card left out of every constant
                         that was read off published steps: what to expect of a card that family was not timed on
     unseen              all steps, predicted without their card, every card counting the same: the least of a step where
-                        something it consists of was never timed (`evidence.py`): the card, the stack, the method or the
-                        precision
+                        something it consists of was never timed (`evidence.py`): the card, the stack, the method, the
+                        precision or the kernels of layers without attention
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, TypeVar
 
+from tunecast.job.kernels import INSTALLED
 from tunecast.prediction.evidence import LOW_PRECISION, ONE, SEVERAL, SIXTEEN_BITS, evidence_for, family_of
 from tunecast.prediction.time.ranges_table import BANDS
 from tunecast.records import NamedTuple, replace
@@ -117,7 +118,8 @@ def has_own_range(gpu_name: str) -> bool:
 def ranged(times: Mapping[Key, StepTime], job: Job, gpu_name: str, several: bool) -> Mapping[Key, StepTime]:
     """Steps of a job with the ranges of their kind."""
     low_precision = job.matmul_dtype is not None
-    timed = evidence_for(gpu_name, job.stack, job.method, several, low_precision=low_precision).validated
+    evidence = evidence_for(gpu_name, job.stack, job.method, several, low_precision=low_precision)
+    timed = evidence.validated and set(job.kernels).isdisjoint(INSTALLED)
     made = {}
     for key, step in times.items():
         kind = kind_of(step, gpu_name, job.stack, several=several, low_precision=low_precision)

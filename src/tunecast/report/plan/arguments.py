@@ -16,7 +16,7 @@ _ARGUMENTS: Mapping[str, Callable[[object], str]] = {
     "micro_batch": lambda value: f"per_device_train_batch_size={value}",
     "grad_accum": lambda value: f"gradient_accumulation_steps={value}",
     "gradient_checkpointing": lambda value: f"gradient_checkpointing={value}",
-    "kernels": lambda value: f"use_liger_kernel={value == ('liger',)}",
+    "kernels": lambda value: f"use_liger_kernel={isinstance(value, tuple) and 'liger' in value}",
     "compile": lambda value: f"torch_compile={value}",
     "optimizer": lambda value: f'optim="{value}"',
     "run.save_steps": lambda value: f"save_steps={value}",

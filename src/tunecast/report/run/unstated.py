@@ -35,6 +35,7 @@ NAMES: Mapping[str, Callable[[Any], str]] = {
     "lora.rank": lambda rank: f"rank {rank}",
     "optimizer": str,
     "gradient_checkpointing": lambda on: f"gradient checkpointing {'on' if on else 'off'}",
+    "kernels": lambda names: f"with {' and '.join(names)}" if names else "no kernels for layers without attention",
     "data.epochs": lambda epochs: f"{epochs:g} epoch{'' if epochs == 1 else 's'}",
     "run.save_steps": lambda steps: f"a checkpoint every {steps:g} steps",
     "run.save_strategy": lambda when: {"epoch": "one per epoch", "no": "none"}[when],

@@ -23,6 +23,9 @@ from tunecast.tape.build import functional as F
 from tunecast.tape.build.dtypes import FLOAT16, FLOAT32, Dtype
 from tunecast.tape.build.gptq import KeptLinearGPTQ, LinearGPTQ, added_to_view
 from tunecast.tape.build.modules import Dropout, Linear, Module, bring
+from tunecast.tape.build.packed.awq import LinearAWQ
+from tunecast.tape.build.packed.fp8 import LinearFP8
+from tunecast.tape.build.packed.torchao import LinearTorchao
 from tunecast.tape.build.quantized import Linear4bit, Linear8bit, change_dtype, prepare_kbit
 from tunecast.tape.build.tensor import Tensor
 from tunecast.tape.op import EXCHANGE, Role
@@ -220,15 +223,20 @@ USUAL_TARGETS: dict[str, tuple[str, ...]] = {
     "mpt": ("Wqkv",),
     "codegen": ("qkv_proj",),
     "phi": ("q_proj", "v_proj", "fc1", "fc2"),
+    "gemma4_text": ("q_proj", "v_proj"),
     "nemotron_h": ("q_proj", "k_proj", "v_proj", "o_proj"),
 }
 """peft/utils/constants.py, `TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING`: decoders."""
 
 
+NOT_CAST = ("gptq", "torchao_int8", "torchao_float8")
+"""peft/utils/other.py, `prepare_model_for_kbit_training`: formats whose other parameters stay as they are."""
+
+
 def adapt(job: Job, model: Any) -> None:
     """What `adapt` of tape/trace/recipe.py does: freeze, insert adapters, switch checkpointing on."""
     if job.method != "full":
-        if job.quantization.format not in (None, "gptq") and job.quantization.prepare_kbit:  # GPTQ: it casts nothing
+        if job.quantization.format not in (None, *NOT_CAST) and job.quantization.prepare_kbit:
             prepare_kbit(model)
         for parameter in model.parameters():
             parameter.requires_grad = False
@@ -265,6 +273,8 @@ def adapter(job: Job, parent: Module, name: str, base: Linear) -> LoraLinear:
         kind = LoraLinear4bit if isinstance(base, Linear4bit) else LoraLinear8bit
     elif isinstance(base, LinearGPTQ):
         kind = LoraLinearGPTQ if isinstance(base, KeptLinearGPTQ) else LoraQuantLinear
+    elif isinstance(base, LinearAWQ | LinearTorchao | LinearFP8):
+        kind = LoraLinearAWQ if isinstance(base, LinearAWQ) else LoraLinearPacked
     adapted = kind(base, job.lora.rank, job.lora.dropout_fraction, job.lora.dora)
     adapted.name_all(base.path)
     lora_A, lora_B = adapted.lora_A, adapted.lora_B
@@ -293,6 +303,9 @@ def targets(job: Job, model: Any) -> Iterator[tuple[Module, str, Linear]]:
     return _within(model, wanted, moved, model.output_embedding())
 
 
+TEXT_ALONE = "adapters are on layers of the language model: PEFT refuses the towers' of the same names"
+
+
 def _within(
     module: Module, wanted: Collection[str] | None, moved: Collection[str], head: Module
 ) -> Iterator[tuple[Module, str, Linear]]:
@@ -300,6 +313,9 @@ def _within(
         if wanted is None and isinstance(child, Linear) and child is not head and name not in moved:
             yield module, name, child
         elif wanted is not None and name in wanted:
+            if getattr(child, "holds_linear", False):
+                module.machine.assumptions[TEXT_ALONE] = None
+                continue
             if not isinstance(child, Linear):
                 raise Unsupported.at("lora.targets", f"the closed form adapts linear layers; {name} is none")
             yield module, name, child
@@ -408,6 +424,35 @@ class LoraLinearGPTQ(LoraLinear):
         """gptqmodel's layer shows its scales' dtype as its weight's (`_LinearWeightMetadata`)."""
         assert isinstance(self.base_layer, LinearGPTQ)
         return self.base_layer.scales.dtype
+
+
+class LoraLinearAWQ(LoraLinear):
+    """peft/tuners/lora/awq.py, `AwqLoraLinear.forward`: the change is brought to the result's dtype, then scaled."""
+
+    def adapter_dtype(self) -> Dtype:
+        assert isinstance(self.base_layer, LinearAWQ)
+        return self.base_layer.scales.dtype
+
+    def forward(self, x: Tensor) -> Tensor:
+        result = self.base_layer(x)
+        lora_A, lora_B, dropout = self.lora_A, self.lora_B, self.lora_dropout
+        expected_dtype = None
+        if self.machine.autocast is None:
+            expected_dtype = result.dtype
+            x = x.to(lora_A.weight.dtype)
+        output = lora_B(lora_A(dropout(x)))
+        output = output.to(expected_dtype or output.dtype)
+        output = output * self.scaling
+        return result + output
+
+
+class LoraLinearPacked(LoraLinear):
+    """peft/tuners/lora/torchao.py, `TorchaoLoraLinear`, and plain adapters over transformers' FP8 layers."""
+
+    def adapter_dtype(self) -> Dtype:
+        """FP8 is a dtype of weights to PEFT too: adapters come in it, and become float32."""
+        base = self.base_layer
+        return base.shown_dtype if isinstance(base, LinearTorchao) else base.weight.dtype
 
 
 class LoraQuantLinear(LoraLinear):

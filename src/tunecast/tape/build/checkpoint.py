@@ -22,6 +22,7 @@ from typing import Any
 from tunecast.records import NamedTuple
 from tunecast.tape.build.dtypes import FLOAT16, FLOAT32, Dtype
 from tunecast.tape.build.modules import Buffer, Module, bring
+from tunecast.tape.build.packed.unpacking import Unpacking, UnpackingFP8
 from tunecast.tape.build.quantized import Quantizer
 from tunecast.tape.build.tensor import Tensor
 from tunecast.tape.op import Role
@@ -31,7 +32,9 @@ CACHED_BYTES = 2 * MIB
 """Held in the cache already, of which so much less is asked for: the segment of the program's first small tensor."""
 LEFT_BY_WARM_UP_BYTES = 12 * GIB // 10
 """Of the card."""
-EXPERTS_IN_ONE_TENSOR = frozenset({"gpt_oss", "llama4_text", "llama4", "granitemoe", "granitemoehybrid", "mistral4"})
+EXPERTS_IN_ONE_TENSOR = frozenset(
+    {"gpt_oss", "llama4_text", "llama4", "granitemoe", "granitemoehybrid", "mistral4", "gemma4_text"}
+)
 """Architectures whose checkpoints hold a layer's experts as transformers does (conversion_mapping.py has no merge)."""
 MERGED = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 """What a checkpoint has one of for each expert, by what transformers makes of them."""
@@ -45,14 +48,18 @@ CHECKPOINT_NAMES: Mapping[str, Mapping[str, str]] = {
     "gpt_neox": {"lm_head": "embed_out"},
     "granitemoe": GRANITE,
     "granitemoehybrid": GRANITE,
+    "gemma4_unified_text": {"embed_vision.multimodal_embedder": "embed_vision", "embed_vision.p": "vision_embedder.p"},
 }
 """What checkpoints of an architecture call parts of the model (conversion_mapping.py), where that moves them."""
 IN_FLOAT32 = "e_score_correction_bias"
 """Loaded in float32 whatever the weights' dtype (`_keep_in_fp32_modules_strict`)..."""
 NOT_IN_FLOAT32 = frozenset({"minimax_m2"})
 """...but in these."""
-SAVED_BUFFERS = frozenset({IN_FLOAT32, "expert_bias", "qweight", "qzeros", "scales", "g_idx"})
-"""Buffers that checkpoints have: DeepSeek's, LFM2's, GPTQ's."""
+SAVED_BUFFERS = frozenset({
+    IN_FLOAT32, "expert_bias", "layer_scalar", "input_min", "input_max", "output_min", "output_max", "std_bias",
+    "std_scale", "qweight", "qzeros", "scales", "g_idx",
+})  # fmt: skip
+"""Buffers that checkpoints have: DeepSeek's, LFM2's, Gemma 4's, GPTQ's."""
 
 
 class _Entry(NamedTuple):
@@ -71,6 +78,7 @@ def load_checkpoint(
     than there is."""
     if getattr(model, "tied", False):
         model.tie()
+    unpacking: Unpacking | None = getattr(model, "unpacking", None)
     parents = {id(child): (module, name) for module in model.modules() for name, child in module.children.items()}
     entries = _entries(model)
     _warm_up(entries, quantizer, cached_bytes, card_bytes)
@@ -81,7 +89,9 @@ def load_checkpoint(
             with module.machine.within(module.path):
                 setattr(parent, place, quantizer.quantized(module))
         elif sources:
-            _merge(tensor, module.path, len(sources))
+            _merge(tensor, module.path, len(sources), unpacking)
+        elif unpacking is not None and unpacking.takes(module, name, tensor):
+            unpacking.unpack(tensor, module.path)
         else:
             bring(tensor, module.path, dtype=_own_dtype(model, name))
 
@@ -111,6 +121,7 @@ def _entries(model: Any) -> list[_Entry]:
     """In the order of the tree. They are loaded in that of their names (`dot_natural_key`); of a tied tensor the first
     name is the checkpoint's."""
     found: dict[int, _Entry] = {}
+    unpacking: Unpacking | None = getattr(model, "unpacking", None)
     names = CHECKPOINT_NAMES.get(model.model_type, {}).items()
     for module in model.modules():
         for name, tensor in module.own.items():
@@ -122,6 +133,8 @@ def _entries(model: Any) -> list[_Entry]:
                 continue
             sources = _sources(model, name, tensor)
             path = f"{module.path}.0.{sources[0]}.weight" if sources else f"{module.path}.{name}"
+            if unpacking is not None and unpacking.takes(module, name, tensor):
+                path += unpacking.suffix
             for ours, theirs in names:
                 path = path.replace(ours, theirs)
             found[id(tensor)] = _Entry([natural_order(part) for part in path.split(".")], module, name, tensor)
@@ -139,12 +152,15 @@ def _sources(model: Any, name: str, tensor: Tensor) -> Sequence[str]:
     return MERGED.get(name, ()) if merged else ()
 
 
-def _merge(tensor: Tensor, path: str, sources: int) -> None:
+def _merge(tensor: Tensor, path: str, sources: int, unpacking: Unpacking | None = None) -> None:
     """All arrive, those of each projection are stacked, and gate and up are joined."""
     machine, (experts, outputs, inputs), dtype = tensor.machine, tensor.shape, tensor.dtype
     one = (outputs // sources, inputs)
     with machine.within(path):
-        arrived = [[machine.run("_to_copy", (), one, dtype) for _ in range(experts)] for _ in range(sources)]
+        if isinstance(unpacking, UnpackingFP8):
+            arrived = unpacking.unpacked_experts(machine, one, dtype, experts, sources)
+        else:
+            arrived = [[machine.run("_to_copy", (), one, dtype) for _ in range(experts)] for _ in range(sources)]
         stacked = []
         while arrived:
             stacked.append(machine.run("stack", arrived[0][:3], (experts, *one), dtype))

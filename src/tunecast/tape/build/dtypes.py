@@ -21,6 +21,7 @@ INT64, INT32, UINT8, INT8 = (
     Dtype("int64", 8, False), Dtype("int32", 4, False), Dtype("uint8", 1, False), Dtype("int8", 1, False),
 )  # fmt: skip
 BOOL = Dtype("bool", 1, False)
+FLOAT8_E4M3 = Dtype("float8_e4m3fn", 1)
 DTYPES = {dtype.name: dtype for dtype in (FLOAT32, BFLOAT16, FLOAT16, INT64, INT32, UINT8, INT8, BOOL)}
 
 

@@ -15,7 +15,10 @@ from tunecast.records import dataclass
 
 FOLLOWED = ("llama", "mistral", "qwen2", "gemma")
 """Architectures whose older code was read."""
-READ_FROM_5_17 = ("falcon_h1", "granitemoehybrid", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")
+READ_FROM_5_17 = (
+    "falcon_h1", "gemma3n_text", "gemma4_text", "gemma4_unified_text", "granitemoehybrid", "qwen3_5_text",
+    "qwen3_5_moe_text", "qwen3_next",
+)  # fmt: skip
 """Architectures whose code before was not."""
 ROTATED_IN_LAYERS = ("mistral", "gemma")
 TORCH_OF_ITS_DAY = (((4, 46), "2.4"), ((4, 49), "2.5"), ((4, 52), "2.6"), ((4, 56), "2.7"), ((5, 0), "2.8"))
@@ -76,12 +79,23 @@ class Era:
     before, positions were computed all the same."""
     drops_packing_answer = _since(5, 19)
     """modeling_flash_attention_utils.py, `_flash_attention_forward`: whether a row is packed has no name."""
+    rounds_by_largest_leaf = _since(5, 18)
+    """integrations/accelerate.py, `get_balanced_memory`: a card's share is even but for a layer or the largest leaf;
+    before, a layer or the mean one."""
     refuses_capped_sdpa = _since(5, 21)
     """modeling_gemma2.py: `_supports_sdpa = False`, since sdpa caps no scores; before, it ran without the cap."""
     makes_slopes_apart = _since(5, 21)
     """modeling_bloom.py, `_get_alibi_slopes`: what the slopes are made of goes before they are used."""
+    checks_per_layer_ids = _since(5, 21)
+    """modeling_gemma3n.py, `get_per_layer_inputs`: tokens beyond the layers' table become the first; before, only the
+    model with other parts saw to that."""
     chooses_table = _since(5, 21)
     """modeling_rope_utils.py, `longrope_frequency_update`: `torch.where` instead of a branch."""
+    trains_on_fp8 = _since(5, 22)
+    """quantizer_finegrained_fp8.py, `is_trainable`; finegrained_fp8.py, `FP8LinearFunction`."""
+    keeps_packed_dtype = _since(5, 21)
+    """core_model_loading.py, `get_new_dtype`: a weight in FP8 that is dequantised comes to the card as it is; before,
+    in the model's dtype, but for experts."""
     adds_positions = _since(5, 0)
     """Positions are counted from what a cache holds; before, `cache_position` was made that way at once."""
     sums_mask = _since(5, 0)

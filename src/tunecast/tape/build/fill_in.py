@@ -1,4 +1,5 @@
-"""A job with what follows from its model filled in: the dtype its weights load in, and what gets adapters.
+"""A job with what follows from its model filled in: the format of a checkpoint that is stored quantised, the dtype its
+weights load in, and what gets adapters.
 
 These are the fields whose default is a rule rather than a value. Everything behind the doors that call this
 (`fold_job`, the traced recipes, predictions, plans) sees values only.
@@ -13,8 +14,10 @@ from tunecast.job.job import Job, Lora
 from tunecast.job.model import ModelConfig, language_part
 from tunecast.job.names import DTYPES
 from tunecast.job.stacks import stack_of
+from tunecast.job.stored import is_packed
 from tunecast.records import replace
 from tunecast.tape.build.adapters import MAMBA, USUAL_TARGETS, moved_names
+from tunecast.tape.build.packed.choice import with_checkpoint_format
 from tunecast.tape.build.stacks import module_of
 
 DROPOUT = 0.05
@@ -30,6 +33,7 @@ def fill_in(job: Job, config: Mapping[str, Any], stored: str | None = None) -> J
 
     Idempotent: a job without such a field is given back as it is.
     """
+    job = with_checkpoint_format(job, config)
     if _is_filled_in(job):
         return job
     changes: dict[str, Any] = {}
@@ -72,7 +76,7 @@ FORCED = ("checkpoint_reentrant",)
 
 def fill_in_of(job: Job, model: ModelConfig) -> Job:
     """The same; config.json is read only where something is open."""
-    return job if _is_filled_in(job) else fill_in(job, model.raw, model.dtype)
+    return job if _is_filled_in(job) and not is_packed(model.raw_json) else fill_in(job, model.raw, model.dtype)
 
 
 def _is_filled_in(job: Job) -> bool:

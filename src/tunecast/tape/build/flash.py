@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from tunecast.errors import Unsupported
 from tunecast.tape.build import functional as F
 from tunecast.tape.build.autograd import Gradients, Node, finish, start
 from tunecast.tape.build.dtypes import BOOL, FLOAT32, INT32, INT64, Dtype, Shape
@@ -18,6 +19,9 @@ from tunecast.tape.build.ops.elementwise import pointwise
 from tunecast.tape.build.tensor import Tensor
 from tunecast.tape.kernels import flash
 from tunecast.tape.kernels.flash import FlashCall, Sizes
+
+WIDEST_HEAD = 256
+"""Dao-AILab/flash-attention 2.8, csrc/flash_attn/flash_api.cpp, `mha_fwd`; hopper/flash_api.cpp: the same."""
 
 
 def flash_attention(
@@ -29,6 +33,9 @@ def flash_attention(
     key = key.transpose(1, 2)
     value = value.transpose(1, 2)
     width, value_width = query.shape[-1], value.shape[-1]
+    if width > WIDEST_HEAD:
+        told = f"flash-attn has no kernel for heads of {width}; its widest have {WIDEST_HEAD}. To fix: sdpa"
+        raise Unsupported.at("attention", told)
     if value_width != width:
         value = F.pad(value, width - value_width)
     out = attend(query, key, value, dropout, window, softcap, position_ids)

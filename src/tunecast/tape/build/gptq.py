@@ -1,4 +1,4 @@
-"""Linear layers whose weights GPTQ has quantised to 4 bits, on paper: what they hold and how they run.
+"""Linear layers whose weights GPTQ has quantised, on paper: what they hold and how they run.
 
 Two kernels train, and the release of transformers says which is taken (a guess on the tape names it):
 
@@ -13,10 +13,11 @@ Adapters are in adapters.py, after peft/tuners/lora/gptq.py.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tunecast.errors import Unsupported
+from tunecast.job.stored import Packing
 from tunecast.tape.build import functional as F
 from tunecast.tape.build.autograd import Gradients, Node, finish, record, start
 from tunecast.tape.build.dtypes import FLOAT16, FLOAT32, INT32, Dtype
@@ -24,21 +25,18 @@ from tunecast.tape.build.modules import Linear, Module
 from tunecast.tape.build.quantized import give_away
 from tunecast.tape.build.tensor import Tensor
 
-BITS, GROUP, WORD = 4, 128, 32
-"""Four bits a weight, packed into words of 32; a scale and a zero for 128 inputs: what most checkpoints have."""
+WORD = 32
+"""Bits of what weights are packed into."""
 GPTQMODEL = (4, 50)
 """From this release of transformers on gptqmodel's kernel is taken; before, auto_gptq's."""
-TRITON_GUESSED = (
-    "GPTQ: groups of 128 inputs, and auto_gptq's tritonv2 kernel, which dequantises a weight in both passes and keeps"
-    " none"
-)
+PLAIN_CHECKPOINT = "the checkpoint that is not quantised, with method lora or qlora"
+TRITON_GUESSED = "GPTQ: auto_gptq's tritonv2 kernel, which dequantises a weight in both passes and keeps none"
 TORCH_GUESSED = (
-    "GPTQ: groups of 128 inputs, and gptqmodel's torch kernel (backend auto_trainable), whose dequantised weights are"
-    " kept for the backward pass"
+    "GPTQ: gptqmodel's torch kernel (backend auto_trainable), whose dequantised weights are kept for the backward pass"
 )
 
 
-def replace_linears(model: Any) -> None:
+def replace_linears(model: Any, packing: Packing) -> None:
     """Every linear layer but the head, as it stands in a checkpoint. Nothing is quantised on the card."""
     head, machine = model.output_embedding(), model.machine
     older = machine.era.release < GPTQMODEL
@@ -49,34 +47,38 @@ def replace_linears(model: Any) -> None:
             f"got {machine.weights_dtype} with weights in gptq and transformers {release}, for which"
             " auto_gptq's kernel is taken: it computes in float16. To fix: weights_dtype float16",
         )
+    refuse_experts(model, packing, PLAIN_CHECKPOINT)
     machine.guesses[TRITON_GUESSED if older else TORCH_GUESSED] = None
     kind = LinearGPTQ if older else KeptLinearGPTQ
-
-    def within(module: Module) -> None:
-        for name, child in list(module.children.items()):
-            if isinstance(child, Linear) and child is not head and not child.fan_in_fan_out:
-                setattr(module, name, kind(child))
-            else:
-                within(child)
-
-    within(model)
+    replace_in(model, head, lambda child: kind(child, packing), packing)
 
 
-def packed_bytes(outputs: int, inputs: int) -> int:
-    """Of one weight with its scales, zeros and groups."""
-    groups = -(-inputs // GROUP)
-    return outputs * inputs * BITS // 8 + groups * outputs * (2 * 8 + BITS) // 8 + 4 * inputs
+def refuse_experts(model: Any, packing: Packing, remedy: str) -> None:
+    """Checkpoints hold each expert packed; transformers 5 holds all of a layer as one parameter, no linear layers."""
+    if any(tensor.dim() == 3 for tensor in model.parameters()):
+        raise Unsupported.at(
+            "quantization.format", f"the closed form does not know experts in {packing.title}. To fix: {remedy}"
+        )
+
+
+def replace_in(module: Module, head: Module, packed: Callable[[Linear], Linear], packing: Packing) -> None:
+    """Linear by linear, in the order of the tree; what is stored by input is none to those who pack."""
+    for name, child in list(module.children.items()):
+        if not isinstance(child, Linear):
+            replace_in(child, head, packed, packing)
+        elif child is not head and not child.fan_in_fan_out and not packing.skips(child.path):
+            setattr(module, name, packed(child))
 
 
 class LinearGPTQ(Linear):
     """qlinear_tritonv2.py, `QuantLinear`: buffers, which arrive packed."""
 
-    def __init__(self, linear: Linear) -> None:
+    def __init__(self, linear: Linear, packing: Packing) -> None:
         Module.__init__(self, linear.machine)
         self.inputs, self.outputs = linear.inputs, linear.outputs
-        groups = -(-linear.inputs // GROUP)
-        self.qweight = self.buffer(linear.inputs // WORD * BITS, linear.outputs, dtype=INT32)
-        self.qzeros = self.buffer(groups, linear.outputs // WORD * BITS, dtype=INT32)
+        groups = packing.groups(linear.inputs)
+        self.qweight = self.buffer(linear.inputs // WORD * packing.bits, linear.outputs, dtype=INT32)
+        self.qzeros = self.buffer(groups, linear.outputs // WORD * packing.bits, dtype=INT32)
         self.scales = self.buffer(groups, linear.outputs, dtype=self.scales_dtype())
         self.g_idx = self.buffer(linear.inputs, dtype=INT32)
         self.bias: Any = None if linear.bias is None else self.buffer(linear.outputs, dtype=self.scales_dtype())

@@ -64,6 +64,8 @@ class Setup(NamedTuple):
     """Tokens of a batch that have no label, where the loss leaves them out (`chunked.py`)."""
     evaluates: bool = False
     """Batches are evaluated on instead of trained on."""
+    kernels: tuple[str, ...] = ()
+    """Packages that are installed and whose kernels models take by themselves (`Job.kernels`)."""
 
 
 class Detail(NamedTuple):
@@ -92,7 +94,7 @@ class Machine(HostNotes):
         super().__init__(detail.keeps_ops, detail.priced_from)
         self.card, self._scheme_of = card, scheme_of
         self.weights_dtype, self.attention, self.torch, self.era, self.reentrant = setup[:5]
-        self.ends, self.masked, self.packs, self.padding, _ = setup[5:]
+        self.ends, self.masked, self.packs, self.padding, self.evaluates, self.kernels = setup[5:]
         self.standing = detail.standing
         self.again = False
         """A backward pass repeats what forward had."""

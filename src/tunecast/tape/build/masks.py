@@ -20,22 +20,28 @@ Pattern = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """Of indices of batch, head, query and key, each broadcast over the others' dimensions."""
 
 
-def causal_mask(attention_mask: Tensor, inputs_embeds: Tensor, window: int | None = None, skip: bool = True) -> Any:
-    """`create_causal_mask`, `create_sliding_window_causal_mask`; `skip`: sdpa may do without one."""
+def causal_mask(
+    attention_mask: Tensor, inputs_embeds: Tensor, window: int | None = None, skip: bool = True,
+    blocks: Tensor | None = None,
+) -> Any:  # fmt: skip
+    """`create_causal_mask`, `create_sliding_window_causal_mask`; `skip`: sdpa may do without one. `blocks` that tokens
+    belong to are seen from both sides, and sdpa never does without a mask."""
     machine = inputs_embeds.machine
     if machine.era.masks_in_model:
         return older.causal_mask(attention_mask, inputs_embeds, window)
     if machine.packs:
-        return packed_mask(attention_mask, inputs_embeds, window)
+        return packed_mask(attention_mask, inputs_embeds, window, blocks)
     attention_mask = attention_mask.to(BOOL)
     if machine.attention.startswith("flash"):
         attention_mask.all()
         return None
     pattern = causal if window is None else and_(within(window), causal)
+    if blocks is not None:
+        pattern = or_(pattern, same_block(blocks))
     if machine.attention == "eager":
         return eager_mask(attention_mask, inputs_embeds, pattern)
     traced = machine.graph is not None  # a compiler cannot see that all tokens are real (`is_tracing`)
-    return sdpa_mask(attention_mask, pattern, window, skip and not traced)
+    return sdpa_mask(attention_mask, pattern, window, skip and blocks is None and not traced)
 
 
 def recurrent_mask(attention_mask: Tensor) -> Tensor | None:
@@ -50,12 +56,16 @@ def recurrent_mask(attention_mask: Tensor) -> Tensor | None:
     return attention_mask
 
 
-def packed_mask(position_ids: Tensor, inputs_embeds: Tensor, window: int | None) -> Tensor:
+def packed_mask(
+    position_ids: Tensor, inputs_embeds: Tensor, window: int | None, blocks: Tensor | None = None
+) -> Tensor:
     """Without a mask of padding, positions tell samples apart (`find_packed_sequence_indices`)."""
     machine, length = position_ids.machine, position_ids.shape[1]
     packed_sequence_mask = sequence_indices(position_ids)
     pattern = causal if window is None else and_(within(window), causal)
     pattern = and_(pattern, same_sequence(packed_sequence_mask))
+    if blocks is not None:
+        pattern = or_(pattern, same_block(blocks))
     if machine.attention == "eager":
         return as_numbers(draw_mask(machine, 1, length, pattern), inputs_embeds.dtype)
     return draw_mask(machine, 1, length, pattern)
@@ -148,9 +158,30 @@ def padding(padding_mask: Tensor) -> Pattern:
     return pattern
 
 
+def same_block(block_sequence_ids: Tensor) -> Pattern:
+    """`blockwise_overlay`."""
+
+    def pattern(batch_idx: Tensor, head_idx: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        q_group = look_up(block_sequence_ids, batch_idx, q_idx)
+        kv_group = look_up(block_sequence_ids, batch_idx, kv_idx)
+        return q_group.eq(kv_group) & q_group.ge(0)
+
+    return pattern
+
+
 def look_up(table: Tensor, batch_idx: Tensor, idx: Tensor) -> Tensor:
     shape = broadcast(batch_idx.shape, idx.shape)
     return table.machine.run("index", (table, batch_idx, idx), shape, table.dtype, args=(table, [batch_idx, idx]))
+
+
+def or_(*patterns: Pattern) -> Pattern:
+    def either(batch_idx: Tensor, head_idx: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        result = q_idx.machine.run("new_zeros", (), (), BOOL)
+        for pattern in patterns:
+            result = result | pattern(batch_idx, head_idx, q_idx, kv_idx)
+        return result
+
+    return either
 
 
 def and_(*patterns: Pattern) -> Pattern:

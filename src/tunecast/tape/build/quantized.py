@@ -6,10 +6,12 @@ Loading follows `quantize` of tape/trace/recipe.py: a weight arrives in its dtyp
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any, TypeGuard
 
 from tunecast.errors import Unsupported
 from tunecast.job.job import Job
+from tunecast.job.stored import Packing
 from tunecast.tape.build import functional as F
 from tunecast.tape.build.autograd import Gradients, Node, finish, start
 from tunecast.tape.build.dtypes import BFLOAT16, BOOL, FLOAT16, FLOAT32, INT8, INT32, INT64, UINT8, Dtype
@@ -21,6 +23,9 @@ from tunecast.tape.kernels.outliers import GATES, share_of_outlier_columns
 from tunecast.tape.op import Phase, Role
 
 NESTED_BLOCK = 256
+STATE_BYTES = {False: 70, True: 144}
+"""Of the words beside a shape in what a checkpoint says of a weight in 4 bits, quantised twice or once; they are less
+than the 512 bytes that any tensor takes."""
 OUTLIER_THRESHOLD = 6.0
 OUTLIERS_GUESSED = (
     "LLM.int8 keeps columns with a value beyond its threshold in 16 bits; taken: as many as"
@@ -32,8 +37,9 @@ OUTLIERS_GUESSED = (
 
 
 class Quantizer:
-    def __init__(self, job: Job, model: Any, initializer_range: float) -> None:
-        self.options = job.quantization
+    def __init__(self, job: Job, model: Any, initializer_range: float, stored: Packing | None = None) -> None:
+        """`stored`: how the checkpoint holds the weights, where it is quantised already."""
+        self.options, self.stored = job.quantization, stored
         self.elements_per_byte = 1 if self.options.format == "int8" else 2
         """As transformers counts them before it loads (param_element_size)."""
         self.head = model.output_embedding()
@@ -42,8 +48,9 @@ class Quantizer:
         self.outliers = Outliers(initializer_range, any(m.path.rpartition(".")[2] in GATES for m in model.modules()))
 
     def takes(self, module: Module) -> TypeGuard[Linear]:
-        """The head stays as it is."""
-        return isinstance(module, Linear) and module is not self.head and not module.stays
+        """The head stays as it is, and what the checkpoint leaves."""
+        takes = isinstance(module, Linear) and module is not self.head and not module.stays
+        return takes and (self.stored is None or not self.stored.skips(module.path))
 
     def replace_in(self, module: Module) -> None:
         """Linear by linear, in the order of the tree; transformers' Conv1D, which no program of one's own would look
@@ -61,13 +68,21 @@ class Quantizer:
             raise Unsupported.at(
                 "quantization.format", f"{linear.path} is linear by its class, and fails when bitsandbytes replaces it"
             )
+        new: Linear
+        if self.stored is not None and self.options.format != "int8":
+            stored = StoredState(machine, (linear.outputs, linear.inputs), self.stored)
+            return self.with_bias(Linear4bit(linear, machine.weights_dtype, stored), linear)
         arrived = made(machine, "empty", (linear.outputs, linear.inputs), machine.weights_dtype)
         weight = arrived.clone() if linear.fan_in_fan_out else arrived
-        new: Linear
         if self.options.format == "int8":
             new = Linear8bit(linear, weight, self.outliers)
         else:
-            new = Linear4bit(linear, weight, self.options.double_quant, self.tables)
+            state = QuantState(weight, self.options.double_quant, self.tables)
+            new = Linear4bit(linear, weight.dtype, state)
+        return self.with_bias(new, linear)
+
+    def with_bias(self, new: Linear, linear: Linear) -> Linear:
+        machine = linear.machine
         new.path = linear.path
         if linear.bias is not None:
             there = linear.bias.storage is not None  # a checkpoint's biases come before its weights
@@ -152,15 +167,36 @@ class QuantState:
         return machine.run("dequantize_4bit", (packed, absmax), self.shape, self.dtype)
 
 
+class StoredState(QuantState):
+    """The same from a checkpoint that was saved in 4 bits (`QuantState.from_dict`): in the order transformers collects
+    its parts (quantizer_bnb_4bit.py), and a few words of JSON that go once they are read."""
+
+    def __init__(self, machine: Machine, shape: tuple[int, int], packing: Packing) -> None:
+        self.shape, self.dtype, self.nested = shape, machine.weights_dtype, packing.double_quant
+        elements = prod(shape)
+        blocks = -(-elements // BLOCK)
+        self.packed = kept(made(machine, "_to_copy", ((elements + 1) // 2, 1), UINT8))
+        self.absmax = kept(made(machine, "_to_copy", (blocks,), UINT8 if self.nested else FLOAT32))
+        self.offset = self.absmax2 = self.code2 = self.absmax
+        if self.nested:
+            self.absmax2 = kept(made(machine, "_to_copy", (-(-blocks // NESTED_BLOCK),), FLOAT32))
+            self.code2 = kept(made(machine, "_to_copy", (256,), FLOAT32))
+        self.code = kept(made(machine, "_to_copy", (16,), FLOAT32))
+        words = made(machine, "_to_copy", (STATE_BYTES[self.nested] + len(str(list(shape))),), UINT8)
+        if self.nested:
+            self.offset = kept(made(machine, "_to_copy", (), FLOAT32))
+        del words
+
+
 class Linear4bit(Linear):
     """nn/modules.py, `Linear4bit`, computing in the dtype the weights came in."""
 
-    def __init__(self, linear: Linear, weight: Tensor, nested: bool, tables: list[Tensor]) -> None:
+    def __init__(self, linear: Linear, compute_dtype: Dtype, state: QuantState) -> None:
         Module.__init__(self, linear.machine)
         self.inputs, self.outputs = linear.inputs, linear.outputs
         self.bias: Any = None
-        self.compute_dtype = weight.dtype
-        self.state = QuantState(weight, nested, tables)
+        self.compute_dtype = compute_dtype
+        self.state = state
         self.weight = self.state.packed
 
     def forward(self, x: Tensor) -> Tensor:

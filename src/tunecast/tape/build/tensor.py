@@ -48,6 +48,8 @@ class Tensor:
         "machine", "name", "node", "number", "offset", "requires_grad", "shape", "storage", "strides", "traced",
     )  # fmt: skip
     device = CUDA
+    fixes_gradients = True
+    """Gradients come to it in its own dtype; else `grad_dtype` says, when they come, in which."""
     traced: tuple[Tracer, int]
     """In whose graph it is which value, while a compiler looks; else it is not there."""
 
@@ -168,6 +170,6 @@ class Tensor:
     tanh, sigmoid, clamp = elementwise.tanh, elementwise.sigmoid, elementwise.clamp
     eq, ne, ge, gt = elementwise.eq, elementwise.ne, elementwise.ge, elementwise.gt
     le, lt, masked_fill = elementwise.le, elementwise.lt, elementwise.masked_fill
-    __and__, __invert__ = elementwise.bitwise_and, elementwise.bitwise_not
+    __and__, __or__, __invert__ = elementwise.bitwise_and, elementwise.bitwise_or, elementwise.bitwise_not
     sum, mean, sum_to_size = reductions.sum, reductions.mean, reductions.sum_to_size
     all, any = reductions.all, reductions.any

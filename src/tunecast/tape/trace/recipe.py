@@ -6,13 +6,16 @@ It runs under the tracer, so it is at once what is measured and the documentatio
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 
 from tunecast.errors import UsageError
 from tunecast.job.job import Job
+from tunecast.job.kernels import INSTALLED
 from tunecast.tape.build.adapters import ATTENTION
 from tunecast.tape.build.fill_in import fill_in
 from tunecast.tape.trace.optimizers import RATE, imported, make_optimizer
@@ -89,6 +92,7 @@ def take_steps(job: Job, model: Any, lengths: Sequence[int], recorder: Recorder)
 def build(job: Job, raw: Mapping[str, Any]) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    take_kernels(job)
     raw = without_dtype(raw)
     config = AutoConfig.for_model(raw.pop("model_type"), **raw)
     text = config.get_text_config()
@@ -96,12 +100,14 @@ def build(job: Job, raw: Mapping[str, Any]) -> Any:
     longest = max(job.lengths or (job.seq_len,))
     if (getattr(text, "max_position_embeddings", None) or longest) < longest:
         text.max_position_embeddings = longest
-    attention = job.attention
+    attention: str | None = job.attention
     dtype = DTYPES[job.weights_dtype]
     # this imports the model's code: constants it makes belong on the host
     kind = AutoModelForCausalLM._model_mapping[type(config)]
     if attention == "sdpa" and not getattr(kind, "_supports_sdpa", True):
         attention = "eager"  # which transformers takes by itself for models without sdpa
+    elif attention == "sdpa" and getattr(config, "audio_config", None) is not None:
+        attention = None  # sdpa for all parts but Gemma 4's audio tower, which refuses it
     if job.quantization.format is not None:
         with default_dtype(dtype), torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
@@ -119,6 +125,15 @@ def build(job: Job, raw: Mapping[str, Any]) -> Any:
 
         _apply_liger_kernel_to_instance(model=model)
     return model
+
+
+def take_kernels(job: Job) -> None:
+    """Models take kernels of packages that they find when they are imported: of those the job names, and no others."""
+    for name, module in INSTALLED.items():
+        if name not in job.kernels:
+            sys.modules[module] = None  # type: ignore[assignment]
+        elif find_spec(module) is None:
+            raise UsageError(f"kernels: got {name}, and Python finds no {module}. To fix: install it", field="kernels")
 
 
 def without_dtype(raw: Mapping[str, Any]) -> dict[str, Any]:
@@ -197,6 +212,7 @@ def adapt(job: Job, model: Any) -> Any:
             lora_alpha=lora.alpha,
             lora_dropout=lora.dropout,
             target_modules=targets(job, model),
+            exclude_modules=not_adapted(job, model),
             task_type="CAUSAL_LM",
             use_dora=lora.dora,
             use_rslora=lora.rslora,
@@ -211,6 +227,13 @@ def adapt(job: Job, model: Any) -> Any:
         if adapters:
             model.enable_input_require_grads()
     return model
+
+
+def not_adapted(job: Job, model: Any) -> str | None:
+    """Towers of Gemma 4, whose projections of the usual names PEFT refuses (`Gemma4ClippableLinear`)."""
+    named = job.lora.targets not in (None, "all-linear")
+    towers = r".*\.(vision_tower|audio_tower)\..*"
+    return towers if named and model.config.model_type == "gemma4" else None
 
 
 def targets(job: Job, model: Any) -> Any:

@@ -115,18 +115,21 @@ def read_header(path: str) -> tuple[dict[str, Any], dict[str, str] | None, int]:
     return header, header.pop("__metadata__", None), 8 + length
 
 
-def write_header(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """A safetensors file of which only the header exists: a checkpoint's shapes without its weights."""
+def write_header(path: Path, tensors: Mapping[str, torch.Tensor], contents: Mapping[str, bytes] | None = None) -> None:
+    """A safetensors file of which only the header exists, and what of it steers a program (`contents`, by name): a
+    checkpoint's shapes without its weights."""
+    contents = contents or {}
     names = {getattr(torch, torch_name): name for name, torch_name in DTYPE_NAMES.items() if hasattr(torch, torch_name)}
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     place = 0
-    for name, tensor in sorted(tensors.items()):
+    for name, tensor in sorted(tensors.items(), key=lambda entry: (entry[0] not in contents, entry[0])):
         end = place + math.prod(tensor.shape) * tensor.element_size()
         header[name] = {"dtype": names[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [place, end]}
         place = end
     text = json.dumps(header).encode()
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(len(text).to_bytes(8, "little") + text)
+    data = b"".join(contents[name] for name in sorted(contents))
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data)
 
 
 def install(recorder: Recorder, overlay: Overlay, before_save: Callable[[], None]) -> None:

@@ -26,10 +26,26 @@ CONFIG = {
     "model_type": "llama", "hidden_size": 256, "intermediate_size": 640, "num_hidden_layers": 2,
     "num_attention_heads": 8, "num_key_value_heads": 2, "vocab_size": 2048, "max_position_embeddings": 1024,
 }  # fmt: skip
+GPTQ = {
+    "config": CONFIG, "format": "gptq", "bits": 4, "group": 128, "autocast": "float16", "recomputed": False, "batch": 2,
+    "length": 192, "stored": {"quant_method": "gptq", "bits": 4, "group_size": 128},
+}  # fmt: skip
+"""`stored` is what config.json says of it."""
+AWQ = GPTQ | {"format": "awq", "stored": {"quant_method": "awq", "bits": 4, "group_size": 128}}
+BIASED = CONFIG | {"attention_bias": True, "mlp_bias": True}
 CASES = {
-    name: {"config": CONFIG, "recomputed": recomputed, "batch": 2, "length": 192}
-    for name, recomputed in (("kept", False), ("recomputed", True))
+    "kept": GPTQ,
+    "recomputed": GPTQ | {"recomputed": True},
+    "8 bits, groups of 32": GPTQ
+    | {"bits": 8, "group": 32, "stored": {"quant_method": "gptq", "bits": 8, "group_size": 32}},
+    "awq": AWQ,
+    "awq recomputed": AWQ | {"recomputed": True},
+    "awq biased, groups of 64": AWQ
+    | {"config": BIASED, "group": 64, "stored": {"quant_method": "awq", "bits": 4, "group_size": 64}},
+    "awq long": AWQ | {"length": 768},
+    "awq in bfloat16": AWQ | {"autocast": "bfloat16", "length": 768, "recomputed": True},
 }
+"""768 tokens of two rows are beyond where AWQ's kernel dequantises whole weights."""
 SMALL, LARGE = 25_000, 30_000_000
 """Left out: tables of positions, which transformers 5.22 makes otherwise than the 5.17 that is followed, and the
 workspace its matrix product would have brought."""

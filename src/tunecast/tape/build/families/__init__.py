@@ -6,6 +6,9 @@
     deepseek_kin.py   DeepSeek-V3.2, and DeepSeek's parts in others' models: GLM 4.5 to 4.7, Mistral 4
     delta.py          Qwen 3.5 and Qwen3-Next: a gated delta rule between layers of gated attention
     gemma.py          Gemma 1 to 3: norms in fp32 that add one to their weight, embeddings times a number; its tower
+    gemma3n.py        Gemma 3n, its text part: four streams of hidden states, an embedding for every layer
+    gemma4.py         Gemma 4: an embedding for every layer, keys that layers share, experts beside an MLP
+    gemma4_parts.py   Gemma 4 with towers of vision and audio, or with embedders in their place
     gpt.py            GPT-2, StarCoder 1, GPT-Neo and GPT-J
     lfm2.py           LFM2: short convolutions in most layers
     llama4.py         Llama 4, its text part
@@ -44,6 +47,11 @@ FILES: Mapping[str, Mapping[str, str]] = {
     },
     "delta": {"qwen3_5_text": "Qwen35", "qwen3_5_moe_text": "Qwen35Moe", "qwen3_next": "Qwen3Next"},
     "gemma": {"gemma": "Gemma", "gemma2": "Gemma2", "gemma3": "Gemma3WithVision", "gemma3_text": "Gemma3"},
+    "gemma3n": {"gemma3n_text": "Gemma3n"},
+    "gemma4": {"gemma4_text": "Gemma4"},
+    "gemma4_parts": {
+        "gemma4": "Gemma4WithParts", "gemma4_unified": "Gemma4UnifiedWithParts", "gemma4_unified_text": "Gemma4Unified",
+    },
     "gpt": {"gpt2": "Gpt2", "gpt_bigcode": "BigCode", "gpt_neo": "GptNeo", "gptj": "Gptj"},
     "lfm2": {"lfm2": "Lfm2", "lfm2_moe": "Lfm2Moe"},
     "llama4": {"llama4_text": "CausalLM"},

@@ -1,19 +1,23 @@
 """Qwen 3.5 and Qwen3-Next: between layers of gated attention such whose state a gated delta rule updates, in chunks, as
-transformers computes it where flash-linear-attention and causal-conv1d are not installed
-(transformers/models/{qwen3_5,qwen3_5_moe,qwen3_next}/modeling_*.py)."""
+transformers computes it (transformers/models/{qwen3_5,qwen3_5_moe,qwen3_next}/modeling_*.py) or, where it is installed,
+flash-linear-attention (`fla.py`)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 from tunecast.errors import Unsupported
-from tunecast.tape.build import attention, decoder
+from tunecast.job.kernels import OF_DELTA_RULE
+from tunecast.tape.build import attention, decoder, fla
 from tunecast.tape.build import functional as F
+from tunecast.tape.build.convolution import CausalConv, causal_conv1d
 from tunecast.tape.build.decoder import FULL, Config, rope_scaling
 from tunecast.tape.build.dtypes import BOOL, FLOAT32
 from tunecast.tape.build.families.gemma import GemmaNorm
 from tunecast.tape.build.families.qwen import Qwen2Moe, is_sparse
+from tunecast.tape.build.installed import tell_kernels
 from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.masks import causal_mask, recurrent_mask
 from tunecast.tape.build.modules import Activation, Linear, Module, RMSNorm
@@ -73,7 +77,9 @@ def chunk_gated_delta_rule(query: Tensor, key: Tensor, value: Tensor, decay: Ten
     for i in range(num_chunks):
         v_new = new_values[:, :, i] - k_cumdecay[:, :, i] @ last_recurrent_state
         inter_chunk_attn = query[:, :, i] @ last_recurrent_state
-        core_attn_out = F.assign(core_attn_out, 2, i, inter_chunk_attn + intra_chunk_attn[:, :, i] @ v_new)
+        core_attn_out = F.assign(
+            core_attn_out, partial(Tensor.select, dim=2, index=i), inter_chunk_attn + intra_chunk_attn[:, :, i] @ v_new
+        )
         last_recurrent_state = last_recurrent_state * chunk_decay[:, :, i] + key[:, :, i].transpose(-1, -2) @ v_new
     del last_recurrent_state
     core_attn_out = core_attn_out.reshape(batch_size, num_v_heads, -1, v_head_dim)
@@ -88,27 +94,6 @@ def upper_triangle(machine: Machine) -> Tensor:
 
 
 # ------------------------------------------------------------------------------------------------------------- modules
-
-
-class CausalConv(Module):
-    """Its weights; the layer it is part of runs it."""
-
-    def __init__(self, machine: Machine, channels: int, width: int, bias: bool = False) -> None:
-        super().__init__(machine)
-        self.weight = self.parameter(channels, 1, width)
-        self.bias: Any = self.parameter(channels) if bias else None
-
-
-def causal_conv1d(
-    hidden_states: Tensor, weight: Tensor, bias: Tensor | None, activation: Module | None = None
-) -> Tensor:
-    """modeling_qwen3_5.py, `causal_conv1d_fn`; models/lfm2 has the same."""
-    _, channels, length = hidden_states.shape
-    padding = weight.shape[-1] - 1
-    out = F.conv1d(hidden_states.to(weight.dtype), weight.unsqueeze(1), bias, padding, channels)[:, :, :length]
-    if activation is not None:
-        out = activation(out)
-    return out.to(hidden_states.dtype)
 
 
 class GatedNorm(RMSNorm):
@@ -184,7 +169,8 @@ class GatedDeltaNet(Module):
         if groups > 1:
             query = query.repeat_interleave(groups, 2)
             key = key.repeat_interleave(groups, 2)
-        core_attn_out = chunk_gated_delta_rule(query, key, value, g, beta)
+        delta_rule = fla.chunk_gated_delta_rule if "fla" in self.machine.kernels else chunk_gated_delta_rule
+        core_attn_out = delta_rule(query, key, value, g, beta)
         core_attn_out = core_attn_out.reshape(-1, self.v_width)
         z = z.reshape(-1, self.v_width)
         core_attn_out = self.norm(core_attn_out, z)
@@ -348,17 +334,15 @@ class GridRotary(decoder.RotaryEmbedding):
         return F.cat((freqs_thw, freqs_thw), -1)
 
 
-NO_KERNELS = (
-    "layers without attention run transformers' own code: flash-linear-attention, mamba-ssm and causal-conv1d are not"
-    " installed"
-)
 NOT_COMPARED = "{} in a model with layers without attention was read, not compared"
 
 
 class DeltaDecoder(decoder.Decoder):
+    kernels: Sequence[str] = OF_DELTA_RULE
+
     def __init__(self, machine: Machine, config: Config, family: type[decoder.CausalLM]) -> None:
         super().__init__(machine, config, family)
-        machine.assumptions[NO_KERNELS] = None
+        tell_kernels(machine, self.kernels)
         padded = "padding" if machine.masked else "packing" if machine.packs else None
         for what in (padded, machine.attention if machine.attention.startswith("flash") else None):
             if what is not None:

@@ -61,8 +61,8 @@ class GemmaDecoder(decoder.Decoder):
 
 
 class Gemma(decoder.CausalLM):
-    decoder_class = GemmaDecoder
-    norm_class = GemmaNorm
+    decoder_class: Any = GemmaDecoder
+    norm_class: Any = GemmaNorm
     embedding_class = ScaledEmbedding
     defaults: ClassVar[Config] = {"head_dim": 256, "hidden_act": "gelu_pytorch_tanh", "tie_word_embeddings": True}
 
@@ -86,7 +86,7 @@ class SandwichLayer(decoder.Layer):
 
 
 class Gemma2(Gemma):
-    layer_class = SandwichLayer
+    layer_class: Any = SandwichLayer
     mask_kinds = (FULL, SLIDING)
     defaults: ClassVar[Config] = {
         "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh", "tie_word_embeddings": True, "sliding_window": 4096,
@@ -100,7 +100,9 @@ class Gemma2(Gemma):
         if machine.attention == "sdpa" and self.is_capped and machine.era.refuses_capped_sdpa:
             machine.use_eager_attention()
         super().__init__(machine, config)
-        softcap = self.complete(config)["final_logit_softcapping"]
+        self.cap_logits(self.complete(config)["final_logit_softcapping"])
+
+    def cap_logits(self, softcap: float | None) -> None:
         if softcap is not None:
             self.logit_steps = (lambda logits: logits / softcap, Tensor.tanh, lambda logits: logits * softcap)
 

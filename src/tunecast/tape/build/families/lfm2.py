@@ -1,19 +1,20 @@
 """LFM2: short convolutions between gates in most layers, attention in the others; also with experts, whose layers come
-after the first few. The convolution is torch's own, which transformers takes where the package causal-conv1d is missing
-(transformers/models/{lfm2,lfm2_moe}/modeling_*.py)."""
+after the first few (transformers/models/{lfm2,lfm2_moe}/modeling_*.py)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+from tunecast.job.kernels import OF_CONVOLUTION
 from tunecast.tape.build import attention, decoder
 from tunecast.tape.build import functional as F
+from tunecast.tape.build.convolution import CausalConv, causal_conv1d
 from tunecast.tape.build.decoder import FULL, Config, layer_kinds
 from tunecast.tape.build.dtypes import FLOAT32
 from tunecast.tape.build.experts import Router, experts_of, top_k
 from tunecast.tape.build.families.deepseek import gather
-from tunecast.tape.build.families.delta import causal_conv1d
+from tunecast.tape.build.installed import tell_kernels
 from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.masks import causal_mask, recurrent_mask
 from tunecast.tape.build.modules import Linear, Module, RMSNorm
@@ -21,23 +22,13 @@ from tunecast.tape.build.tensor import Tensor
 
 CONV = "conv"
 """The other kind of layers."""
-NO_PACKAGE = "the package causal-conv1d is not installed: convolutions are torch's own"
-
-
-class Conv1d(Module):
-    """Of each channel by itself."""
-
-    def __init__(self, machine: Machine, channels: int, width: int, bias: bool) -> None:
-        super().__init__(machine)
-        self.weight = self.parameter(channels, 1, width)
-        self.bias: Any = self.parameter(channels) if bias else None
 
 
 class ShortConv(Module):
     def __init__(self, machine: Machine, config: Config) -> None:
         super().__init__(machine)
         hidden, bias = config["hidden_size"], bool(config["conv_bias"])
-        self.conv = Conv1d(machine, hidden, config["conv_L_cache"], bias)
+        self.conv = CausalConv(machine, hidden, config["conv_L_cache"], bias)
         self.in_proj = Linear(machine, hidden, 3 * hidden, bias)
         self.out_proj = Linear(machine, hidden, hidden, bias)
 
@@ -157,7 +148,7 @@ class Lfm2(decoder.CausalLM):
 
     def __init__(self, machine: Machine, config: Config) -> None:
         super().__init__(machine, config)
-        machine.assumptions[NO_PACKAGE] = None
+        tell_kernels(machine, OF_CONVOLUTION)
 
     @staticmethod
     def feed_forward(machine: Machine, config: Config, index: int) -> Module:

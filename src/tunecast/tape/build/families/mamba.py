@@ -1,25 +1,21 @@
 """Granite 4 and Falcon H1: between layers of attention, or beside attention in every layer, a state that Mamba 2
-updates, in chunks, as transformers computes it where mamba-ssm and causal-conv1d are not installed
-(transformers/models/{granitemoehybrid,falcon_h1}/modeling_*.py)."""
+updates, in chunks, as transformers computes it (transformers/models/{granitemoehybrid,falcon_h1}/modeling_*.py), or
+mamba-ssm and causal-conv1d where they are installed (`mamba_ssm.py`)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from tunecast.tape.build import decoder
+from tunecast.errors import Unsupported
+from tunecast.job.kernels import OF_MAMBA
+from tunecast.tape.build import convolution, decoder, mamba_ssm
 from tunecast.tape.build import functional as F
+from tunecast.tape.build.convolution import CausalConv, causal_conv1d
 from tunecast.tape.build.decoder import FULL, Config
 from tunecast.tape.build.dtypes import BOOL
 from tunecast.tape.build.families import llama_kin, moe
-from tunecast.tape.build.families.delta import (
-    LINEAR,
-    CausalConv,
-    DeltaDecoder,
-    causal_conv1d,
-    mask_padding,
-    refuse_unread,
-)
+from tunecast.tape.build.families.delta import LINEAR, DeltaDecoder, mask_padding, refuse_unread
 from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.modules import Activation, Linear, Module, RMSNorm
 from tunecast.tape.build.ops.elementwise import pointwise
@@ -161,13 +157,16 @@ class MambaLayer(Module):
         projected_states = self.in_proj(hidden_states)
         projected_states = self.scale_projected(projected_states)
         A = -self.A_log.float().exp()
+        fused = mamba_ssm.PACKAGE in self.machine.kernels
+        if fused and not self.machine.evaluates:
+            return self.train_fused(projected_states, A)
         gate, hidden_states_B_C, dt = projected_states.split((self.inner, self.conv_dim, self.heads), -1)
         hidden_states_B_C = hidden_states_B_C.transpose(1, 2)
         hidden_states_B_C = causal_conv1d(hidden_states_B_C, self.conv1d.weight.squeeze(1), self.conv1d.bias, self.act)
         hidden_states_B_C = mask_padding(hidden_states_B_C.transpose(1, 2), attention_mask)
         side = self.groups * self.state
         hidden_states, B, C = hidden_states_B_C.split((self.inner, side, side), -1)
-        scan_result = chunk_scan(
+        scan_result = (mamba_ssm.chunk_scan_combined if fused else chunk_scan)(
             hidden_states.view(batch_size, seq_len, self.heads, -1), dt, A,
             B.view(batch_size, seq_len, self.groups, self.state),
             C.view(batch_size, seq_len, self.groups, self.state), self.D, self.dt_bias, self.chunk_size,
@@ -176,6 +175,23 @@ class MambaLayer(Module):
         scan_output = self.gated(scan_output, gate)
         contextualized_states = self.out_proj(scan_output.to(dtype))
         return contextualized_states
+
+    def train_fused(self, projected_states: Tensor, A: Tensor) -> Tensor:
+        """Adapters of `out_proj` have no part in it."""
+        if convolution.PACKAGE not in self.machine.kernels:
+            raise Unsupported.at("kernels", "mamba-ssm calls causal-conv1d's kernels in training: add causal-conv1d")
+        out_proj = getattr(self.out_proj, "base_layer", self.out_proj)
+        if not out_proj.weight.dtype.floating:
+            raise Unsupported.at("kernels", "mamba-ssm multiplies by out_proj's own weight: 4-bit weights fail in it")
+        norm = None if self.norm is None else self.norm.weight
+        weights = mamba_ssm.MambaWeights(
+            self.conv1d.weight.squeeze(1), self.conv1d.bias, self.dt_bias, A, self.D, norm, out_proj.weight,
+            out_proj.bias,
+        )  # fmt: skip
+        batch_size, seq_len, _ = projected_states.shape
+        width = self.inner // self.heads
+        sizes = mamba_ssm.ScanSizes(batch_size, seq_len, self.heads, width, self.groups, self.state, self.chunk_size)
+        return mamba_ssm.split_conv1d_scan_combined(projected_states, weights, sizes)
 
 
 # ------------------------------------------------------------------------------------------------------------ Granite 4
@@ -247,6 +263,7 @@ class HybridLayer(decoder.Layer):
 
 
 class HybridDecoder(DeltaDecoder):
+    kernels = OF_MAMBA
     tells_positions = False
     embedding_multiplier = 1.0
 
@@ -383,6 +400,7 @@ class FalconLayer(decoder.Layer):
 
 
 class FalconDecoder(DeltaDecoder):
+    kernels = OF_MAMBA
     multiplier = 1.0
 
     def __init__(self, machine: Machine, config: Config, family: type[decoder.CausalLM]) -> None:

@@ -68,8 +68,15 @@ def pointwise(name: str, x: Tensor, dtype: Dtype | None = None) -> Tensor:
 
 def _binary(name: str, a: Tensor, b: Tensor) -> Tensor:
     shape = broadcast(a.shape, b.shape)
-    dtype = promote(a.dtype, b.dtype)
-    return a.machine.run(name, (a, b), shape, dtype, strides=elementwise_strides(shape, a, b))
+    return a.machine.run(name, (a, b), shape, _result_dtype(a, b), strides=elementwise_strides(shape, a, b))
+
+
+def _result_dtype(a: Tensor, b: Tensor) -> Dtype:
+    """A floating number on the card widens no floating tensor (aten/src/ATen/native/TypeProperties.cpp,
+    `result_type`)."""
+    if a.dtype.floating and b.dtype.floating and bool(a.shape) != bool(b.shape):
+        return a.dtype if a.shape else b.dtype
+    return promote(a.dtype, b.dtype)
 
 
 def _by_number(name: str, x: Tensor) -> Tensor:
@@ -260,9 +267,14 @@ eq, ne, ge = _comparison("eq"), _comparison("ne"), _comparison("ge")
 gt, le, lt = _comparison("gt"), _comparison("le"), _comparison("lt")
 
 
-def bitwise_and(a: Tensor, b: Tensor) -> Tensor:
-    """Of flags."""
-    return a.machine.run("bitwise_and", (a, b), broadcast(a.shape, b.shape), BOOL)
+def _of_flags(name: str) -> Callable[[Tensor, Tensor], Tensor]:
+    def forward(a: Tensor, b: Tensor) -> Tensor:
+        return a.machine.run(name, (a, b), broadcast(a.shape, b.shape), BOOL)
+
+    return forward
+
+
+bitwise_and, bitwise_or = _of_flags("bitwise_and"), _of_flags("bitwise_or")
 
 
 bitwise_not = _without_gradient("bitwise_not")
@@ -312,9 +324,15 @@ def add_(x: Tensor, other: Tensor | float) -> Tensor:
     return record(x.detach(), (x, other), lambda node, gradients: (gradients[0], gradients[0]))
 
 
-def mul_(x: Tensor, number: float) -> Tensor:
-    x.machine.launch("mul_", (x,), x.dtype, x.nbytes)
-    return record(x.detach(), (x,), lambda node, gradients: (pointwise("mul", gradients[0]),))
+def mul_(x: Tensor, other: Tensor | float) -> Tensor:
+    """A tensor that wants no gradient is saved all the same."""
+    if isinstance(other, NUMBER):
+        x.machine.launch("mul_", (x,), x.dtype, x.nbytes)
+        return record(x.detach(), (x,), lambda node, gradients: (pointwise("mul", gradients[0]),))
+    assert not other.requires_grad, "what `x` was would have to be kept"
+    node = start(x.machine, (x,), lambda node, gradients: (mul(gradients[0], node.take(0)),), (other,))
+    x.machine.launch("mul_", (x, other), x.dtype, x.nbytes)
+    return finish(node, x.alias(x.shape, x.strides))
 
 
 def div_(a: Tensor, b: Tensor | float) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,6 @@ from tunecast.tape.build.ops.elementwise import pointwise
 from tunecast.tape.build.ops.products import bmm, cast_for_product, matmul
 from tunecast.tape.build.ops.views import (
     cast_to_float32,
-    kept_strides,
     permute,
     reshape,
     to,
@@ -115,20 +114,14 @@ def spread(x: Tensor, have: str, labels: str) -> Tensor:
     return x
 
 
-def assign(base: Tensor, dim: int, index: int, value: Tensor) -> Tensor:
-    """base[:, …, index] = value: the same memory with a longer history. The gradient is copied, its part taken out
-    and, where the rest is still wanted, overwritten with zeros (torch/csrc/autograd/functions/tensor.cpp,
-    `CopySlices`, around `CopyBackwards`)."""
-    machine, shape, strides, dtype = base.machine, base.shape, base.strides, value.dtype
-    steps = base.stride()
-    part = (*shape[:dim], *shape[dim + 1 :]), (*steps[:dim], *steps[dim + 1 :])
+def assign(base: Tensor, part: Callable[[Tensor], Tensor], value: Tensor) -> Tensor:
+    """part(base) = value: the same memory with a longer history. The gradient is copied, its part taken out and, where
+    the rest is still wanted, overwritten with zeros (torch/csrc/autograd/functions/tensor.cpp, `CopySlices`, around
+    `CopyBackwards`)."""
+    machine, dtype, base_like = base.machine, value.dtype, (base.shape, base.strides)
 
     def back(node: Node, gradients: Gradients) -> Sequence[Any]:
-        gradient = gradients[0]
-        result = machine.run("new_empty_strided", (gradient,), shape, gradient.dtype, strides=strides)
-        machine.launch("copy_", (result, gradient), result.dtype, result.nbytes)
-        view = result.alias(*part, index * steps[dim])
-        piece = machine.run("clone", (view,), view.shape, view.dtype, strides=kept_strides(view))
+        result, view, piece = _taken_out(base_like, part, gradients[0])
         if node.needs[0]:
             zeros = machine.run("zeros_like", (piece,), piece.shape, piece.dtype)
             given = to(piece, dtype)
@@ -137,4 +130,29 @@ def assign(base: Tensor, dim: int, index: int, value: Tensor) -> Tensor:
         return None, to(piece, dtype)
 
     machine.launch("copy_", (value,), base.dtype, value.nbytes)
-    return record(base.alias(shape, strides), (base, value), back)
+    return record(base.alias(base.shape, base.strides), (base, value), back)
+
+
+def add_to_part(base: Tensor, part: Callable[[Tensor], Tensor], value: Tensor) -> Tensor:
+    """part(base) += value, in the same way."""
+    base_like = base.shape, base.strides
+
+    def back(node: Node, gradients: Gradients) -> Sequence[Any]:
+        result, _, piece = _taken_out(base_like, part, gradients[0])
+        return result, piece
+
+    base.machine.launch("add_", (base, value), base.dtype, value.nbytes)
+    out = record(base.alias(base.shape, base.strides), (base, value), back)
+    out.is_view = False
+    return out
+
+
+def _taken_out(
+    base_like: tuple[Shape, Shape | None], part: Callable[[Tensor], Tensor], gradient: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """A copy of the gradient, its part, and a copy of that."""
+    machine, (shape, strides) = gradient.machine, base_like
+    result = machine.run("new_empty_strided", (gradient,), shape, gradient.dtype, strides=strides)
+    machine.launch("copy_", (result, gradient), result.dtype, result.nbytes)
+    view = part(result)
+    return result, view, machine.run("clone", (view,), view.shape, view.dtype)

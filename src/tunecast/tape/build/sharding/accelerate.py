@@ -48,6 +48,15 @@ STORED = (
 )
 
 
+OTHER_PARTS = "towers beside the text are taken as in FSDP's outermost unit, as where its text layers alone are named"
+"""`transformer_layer_cls_to_wrap`; where nobody names any, all that `_no_split_modules` lists must be there."""
+
+
+def has_other_parts(model: Any) -> bool:
+    towers = {"vision_tower", "audio_tower", "embed_vision"}
+    return any(towers & module.children.keys() for module in model.modules())
+
+
 class AccelerateFsdp2(Scheme):
     loads_on_host = casts = True
 
@@ -65,10 +74,8 @@ class AccelerateFsdp2(Scheme):
 
     def wrap(self, model: Any) -> None:
         sharder = self.sharder
-        if any("vision_tower" in module.children for module in model.modules()):
-            raise Unsupported.at(
-                "parallel.data", "how a model with a vision tower is wrapped is not written down; allowed: ddp"
-            )
+        if has_other_parts(model):
+            self.machine.guesses[OTHER_PARTS] = None
         model.gives_logits = True  # they are among the outputs that are cast
         if self.job.quantization.format is not None:
             store_as_floats(sharder, model)
@@ -168,6 +175,8 @@ class AccelerateFsdp1(FlatScheme):
         machine.assumptions[PREFETCHES] = None
 
     def wrap(self, model: Any) -> None:
+        if has_other_parts(model):
+            self.machine.guesses[OTHER_PARTS] = None
         layers = {id(layer) for layer in model.layers()}
         adapts = self.job.method != "full"
 

@@ -8,7 +8,9 @@ from typing import Any
 
 from tunecast.errors import Unsupported
 from tunecast.job.job import Job
+from tunecast.job.kernels import chosen_kernels
 from tunecast.job.stacks import stack_of
+from tunecast.job.stored import USUAL, Packing, packing_of
 from tunecast.tape.build.adapters import adapt
 from tunecast.tape.build.autograd import backward
 from tunecast.tape.build.dtypes import FLOAT32, INT64
@@ -26,13 +28,28 @@ from tunecast.tape.build.stacks import Refusals, leaves_out
 from tunecast.tape.build.tensor import Tensor
 from tunecast.tape.op import PASS, Phase
 
+PACKED_LAYERS = {
+    "gptq": "gptq", "awq": "packed.awq", "finegrained_fp8": "packed.fp8", "torchao_int8": "packed.torchao",
+    "torchao_float8": "packed.torchao",
+}  # fmt: skip
+"""By `quantization.format`: the module whose layers take the place of plain ones before anything is loaded."""
+MADE_ON_CARD = frozenset(PACKED_LAYERS) - {"finegrained_fp8"}
+"""Formats whose loading nobody compared: their weights are made on the card, as of steps alone."""
 REFUSES: Refusals = {
     "compile": lambda job: (
         job.compile
-        and (job.attention.startswith("flash") or bool(job.kernels) or job.quantization.format in ("int8", "gptq"))
+        and (
+            job.attention.startswith("flash")
+            or bool(chosen_kernels(job))
+            or job.quantization.format in ("int8", *PACKED_LAYERS)
+        )
     ),
-    "matmul_dtype": lambda job: job.matmul_dtype is not None and (job.compile or bool(job.kernels) or job.lora.dora),
-    "loss": lambda job: job.loss == "chunked" and (not stack_of(job).is_plain_loop or bool(job.kernels) or job.compile),
+    "matmul_dtype": lambda job: (
+        job.matmul_dtype is not None and (job.compile or bool(chosen_kernels(job)) or job.lora.dora)
+    ),
+    "loss": lambda job: (
+        job.loss == "chunked" and (not stack_of(job).is_plain_loop or bool(chosen_kernels(job)) or job.compile)
+    ),
     **leaves_out("stack_version", "offload_activations"),
 }
 POSITIONS = ("max_position_embeddings", "n_positions")
@@ -128,10 +145,16 @@ def load(
     model.name_all()
     machine.name_head(model.output_embedding().path, model.path)
     model.model_type = text["model_type"]
-    if job.quantization.format == "gptq":
-        part("gptq").replace_linears(model)
+    packing = packing_of(config) if stack_of(job).uses_accelerate else None
+    if packing is not None and job.quantization.format is None:
+        model.unpacking = part("packed.unpacking").unpacking_of(packing, model)
+    if job.quantization.format in PACKED_LAYERS:
+        packing = packing or USUAL[job.quantization.format]
+        part(PACKED_LAYERS[job.quantization.format]).replace_linears(model, packing)
     elif job.quantization.format is not None:
-        model.quantizer = Quantizer(job, model, text.get("initializer_range", 0.02))
+        model.quantizer = Quantizer(job, model, text.get("initializer_range", 0.02), packing)
+    if packing is not None:
+        guess_packing(packing, model)
     if over_host:
         part("checkpoint").move_to_card(model)
     elif reading is not None:
@@ -147,10 +170,28 @@ def load(
     return model
 
 
+def guess_packing(packing: Packing, model: Any) -> None:
+    """What of a packed checkpoint was not read in a config.json, or is not written down here."""
+    machine = model.machine
+    if machine.era.release < (5, 0) and packing.method != "gptq":
+        release = ".".join(map(str, machine.era.release))
+        machine.guesses[f"of transformers {release} what 5.17 makes of a checkpoint in {packing.title} is taken"] = None
+    if packing.method == "bitsandbytes" and any(tensor.dim() == 3 for tensor in model.parameters()):
+        machine.guesses["experts of a checkpoint stored by bitsandbytes are taken to be stored plain"] = None
+    if not packing.stated:
+        told = (
+            f"{packing.bits} bits, groups of {packing.group}" if packing.method in ("gptq", "awq") else "the usual way"
+        )
+        machine.guesses[f"no config.json says how {packing.title} holds the weights: {told}"] = None
+    computes = packing.compute_dtype
+    if computes not in (None, machine.weights_dtype.name):
+        machine.guesses[f"4-bit layers compute in {computes} by config.json; {machine.weights_dtype} was taken"] = None
+
+
 def reads_checkpoint(job: Job) -> bool:
     """A job that lists its samples is a whole program on one card, which loads by `from_pretrained` onto it; of steps
     alone the model was made there."""
-    return job.data.lengths is not None and ranks_of(job) == 1 and job.quantization.format != "gptq"
+    return job.data.lengths is not None and ranks_of(job) == 1 and job.quantization.format not in MADE_ON_CARD
 
 
 def with_room(config: Mapping[str, Any], longest: int) -> dict[str, Any]:

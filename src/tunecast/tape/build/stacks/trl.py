@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tunecast.job.job import Job
+from tunecast.job.names import BITSANDBYTES
 from tunecast.job.releases import minor
 from tunecast.job.shardings import sharding_of
 from tunecast.records import replace_unchecked
@@ -39,7 +40,6 @@ ENTROPY_ROWS = 128
 ACCURACY, ENTROPY, OWN_CASTS, OWN_CHECKPOINTS, CHUNKED = (0, 15), (0, 20), (0, 26), (0, 28), (1, 1)
 ZERO_3_DTYPE, FUSED = (1, 7), (1, 15)
 """The releases since which (tags of huggingface/trl, trl/trainer/sft_trainer.py and trl/models/utils.py)."""
-BITSANDBYTES = ("nf4", "fp4", "int8")
 SAMPLES_A_ROW = 2
 """Of a packed row: how many there are decides a few bytes."""
 CAST = "lora.adapter_dtype: TRL keeps adapters over quantised weights in bfloat16, whatever it says"
@@ -154,8 +154,8 @@ def release_of(job: Job, era: Era) -> tuple[int, int]:
 
 
 def is_cast(job: Job) -> bool:
-    """gptq: `is_loaded_in_4bit` and `is_loaded_in_8bit` are bitsandbytes'."""
-    return job.method != "full" and job.quantization.format not in (None, "gptq")
+    """`is_loaded_in_4bit` and `is_loaded_in_8bit` are bitsandbytes'."""
+    return job.method != "full" and job.quantization.format in BITSANDBYTES
 
 
 def as_peft_makes_them(job: Job) -> Job:

@@ -8,6 +8,7 @@ from typing import Any
 
 from tunecast.errors import Unsupported
 from tunecast.job.job import Job
+from tunecast.job.stored import packing_of
 from tunecast.tape.build.dtypes import BFLOAT16, FLOAT32
 from tunecast.tape.build.families import causal_lm
 from tunecast.tape.build.machine import Machine, Setup
@@ -57,6 +58,9 @@ def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: 
     language_model.model_type = config["model_type"]
     machine.name_head(language_model.path)
     marks = loading.rotary_marks(machine)
+    packing = packing_of(config)
+    if packing is not None and packing.method != "bitsandbytes":  # whose names Unsloth maps to the others
+        machine.guesses[f"what Unsloth makes of a checkpoint in {packing.title}; plain weights were taken"] = None
     loading.load(language_model, job.quantization.format == "nf4")
     language_model.tie()
     loading.rotary_repair(machine, language_model.model.rotary_emb.width)

@@ -12,7 +12,7 @@ from tunecast.tape.build.adapters import insert_adapters
 from tunecast.tape.build.dtypes import FLOAT16, FLOAT32, INT32, INT64
 from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.modules import Buffer, Linear, Module
-from tunecast.tape.build.quantized import Linear4bit, kept
+from tunecast.tape.build.quantized import Linear4bit, QuantState, kept
 from tunecast.tape.build.tensor import Tensor
 
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -82,7 +82,7 @@ def nbytes(model: Any, module: Module, tensor: Tensor, four_bit: bool) -> int:
 
 def into_four_bits(model: Any, linear: Any, weight: Tensor, tables: list[Tensor]) -> None:
     """The scales are quantised too, always (unsloth/models/llama.py, `bnb_4bit_use_double_quant`)."""
-    new = Linear4bit(linear, weight, True, tables)
+    new = Linear4bit(linear, weight.dtype, QuantState(weight, True, tables))
     new.path, new.bias = linear.path, linear.bias
     parent_path, _, name = linear.path.rpartition(".")
     parent = next(module for module in model.modules() if module.path == parent_path)

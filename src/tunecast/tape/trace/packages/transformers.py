@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -86,11 +86,11 @@ def load_headers_only(module: ModuleType, recorder: Recorder) -> None:
     if not hasattr(module, "_get_resolved_checkpoint_files"):  # transformers before 4.50
         return
     resolve, quantizer = module._get_resolved_checkpoint_files, module.get_hf_quantizer
-    loading: list[Any] = []  # the configuration of the model being loaded, which `resolve` is not told
+    loading: list[Any] = []  # the model's configuration and how its checkpoint is stored, which `resolve` is not told
 
     def get_hf_quantizer(config: Any, quantization_config: Any = None, *args: Any, **kwargs: Any) -> Any:
-        loading[:] = [config]
         stored = getattr(config, "quantization_config", None)
+        loading[:] = [config, stored]
         if stored is not None and quantization_config is None and not has_weights(config._name_or_path):
             quantization_config = quantize_while_loading(config, stored, recorder)
         return quantizer(config, quantization_config, *args, **kwargs)
@@ -104,7 +104,7 @@ def load_headers_only(module: ModuleType, recorder: Recorder) -> None:
         if name is None or (files and all(str(file).endswith((".safetensors", ".gguf")) for file in files)):
             return files, metadata
         path = _made_up / f"{len(list(_made_up.glob('*')))}.safetensors"
-        make_header(path, loading[0], recorder)
+        make_header(path, loading[0], loading[1], recorder)
         return [str(path)], None
 
     module.get_hf_quantizer = get_hf_quantizer  # type: ignore[attr-defined]
@@ -125,9 +125,9 @@ def has_weights(name: str) -> bool:
 
 
 def quantize_while_loading(config: Any, stored: Any, recorder: Recorder) -> Any:
-    """A checkpoint stored quantised by bitsandbytes, of which nothing is here: load it as if it were quantised now."""
+    """A checkpoint stored in 8 bits by bitsandbytes, of which nothing is here: load it as if it were quantised now."""
     values = stored if isinstance(stored, dict) else stored.to_dict()
-    if not (values.get("load_in_4bit") or values.get("load_in_8bit")):
+    if not values.get("load_in_8bit"):
         return None
     from transformers import BitsAndBytesConfig
 
@@ -138,7 +138,7 @@ def quantize_while_loading(config: Any, stored: Any, recorder: Recorder) -> Any:
     return BitsAndBytesConfig.from_dict(values)
 
 
-def make_header(path: Path, config: Any, recorder: Recorder) -> None:
+def make_header(path: Path, config: Any, stored: Any, recorder: Recorder) -> None:
     """What `save_pretrained` would store of the architecture the configuration names."""
     import transformers
 
@@ -163,7 +163,76 @@ def make_header(path: Path, config: Any, recorder: Recorder) -> None:
         pass
     else:
         tensors = revert_weight_conversion(model, tensors)
-    write_header(path, tensors)
+    write_header(path, *packed_as(stored, tensors))
+
+
+Packed = tuple[dict[str, torch.Tensor], dict[str, bytes]]
+"""What takes a tensor's place in a checkpoint, by its name in full, and what of it has contents."""
+
+
+def packed_as(stored: Any, tensors: Mapping[str, torch.Tensor]) -> Packed:
+    """The tensors as a checkpoint holds them that was saved quantised."""
+    values = stored if isinstance(stored, dict) else {} if stored is None else stored.to_dict()
+    method = values.get("quant_method")  # the name, or transformers' enumeration of names, which equals it
+    skipped = values.get("modules_to_not_convert") or values.get("llm_int8_skip_modules") or ()
+    out, contents = dict(tensors), dict[str, bytes]()
+    for name, tensor in tensors.items():
+        made: Packed | None = None
+        if method == "mxfp4" and name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            made = in_mxfp4(name, tensor)
+        elif tensor.dim() == 2 and is_linear(name, skipped):
+            if method == "fp8":
+                made = in_fp8(name, tensor, values.get("weight_block_size") or tensor.shape)
+            elif values.get("load_in_4bit"):
+                made = in_four_bits(name, tensor, values)
+        if made is not None:
+            del out[name]
+            out |= made[0]
+            contents |= made[1]
+    return out, contents
+
+
+def in_mxfp4(name: str, tensor: torch.Tensor) -> Packed:
+    experts, inputs, outputs = tensor.shape
+    blocks = torch.empty(experts, outputs, inputs // 32, 16, dtype=torch.uint8, device="meta")
+    return {f"{name}_blocks": blocks, f"{name}_scales": blocks[..., 0]}, {}
+
+
+def in_fp8(name: str, tensor: torch.Tensor, block: Sequence[int]) -> Packed:
+    scales = [-(-size // part) for size, part in zip(tensor.shape, block, strict=True)]
+    packed = tensor.to(torch.float8_e4m3fn)
+    return {name: packed, f"{name}_scale_inv": torch.empty(scales, dtype=torch.float32, device="meta")}, {}
+
+
+def in_four_bits(name: str, tensor: torch.Tensor, values: Mapping[str, Any]) -> Packed:
+    """bitsandbytes' functional.py, `QuantState.as_dict`."""
+    kind, double = values.get("bnb_4bit_quant_type", "fp4"), values.get("bnb_4bit_use_double_quant")
+    blocks = -(-tensor.numel() // 64)
+    state = {
+        "quant_type": kind, "blocksize": 64, "dtype": str(tensor.dtype).removeprefix("torch."),
+        "shape": list(tensor.shape),
+    }  # fmt: skip
+    if double:
+        state |= {"nested_blocksize": 256, "nested_dtype": "float32", "nested_offset": 0.5}
+    written = json.dumps(state).encode()
+    sizes = {
+        "": ((tensor.numel() + 1) // 2, torch.uint8),
+        ".absmax": (blocks, torch.uint8 if double else torch.float32),
+        ".quant_map": (16, torch.float32),
+        f".quant_state.bitsandbytes__{kind}": (len(written), torch.uint8),
+    }
+    if double:
+        sizes |= {".nested_absmax": (-(-blocks // 256), torch.float32), ".nested_quant_map": (256, torch.float32)}
+    made = {f"{name}{end}": torch.empty(size, dtype=of, device="meta") for end, (size, of) in sizes.items()}
+    made[name] = made[name].unsqueeze(1)
+    return made, {f"{name}.quant_state.bitsandbytes__{kind}": written}
+
+
+def is_linear(name: str, skipped: Sequence[str]) -> bool:
+    """Of a weight with two dimensions: neither a table of embeddings nor left as it is."""
+    if any(part in name for part in ("embed", "lm_head", "mlp.gate.")):
+        return False
+    return name.endswith(".weight") and not any(part in name for part in skipped)
 
 
 def tied_names(model: Any) -> list[str]:

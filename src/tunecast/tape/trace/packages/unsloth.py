@@ -48,7 +48,7 @@ def install(recorder: Recorder) -> None:
     os.environ["UNSLOTH_COMPILE_LOCATION"] = folder.name  # it writes generated modules into the user's folder else
     run_custom_operations(recorder)
     after_import("torch._inductor.decomposition", allocate_from_pools)
-    after_import("triton.backends.nvidia.driver", lambda module: link_no_libraries(module, recorder))
+    after_import("triton.backends.nvidia.driver", link_no_libraries)
     after_import("transformers.utils.hub", document_uploads)
     answer_which_attention(recorder)
     after_import("bitsandbytes.functional", tell_tensors_apart)
@@ -93,15 +93,10 @@ def allocate_from_pools(module: ModuleType) -> None:
     torch.ops.inductor._alloc_from_pool = _alloc_from_pool
 
 
-def link_no_libraries(module: ModuleType, recorder: Recorder) -> None:
+def link_no_libraries(module: ModuleType) -> None:
     """Finding no CUDA driver, Unsloth runs `ldconfig` on the machine when it may; Triton compiles one to ask it."""
-    properties = {
-        "multiprocessor_count": recorder.card.sm_count, "max_shared_mem": 232448, "warpSize": 32,
-        "max_num_regs": 65536, "sm_clock_rate": 1980000, "mem_clock_rate": 3201000, "mem_bus_width": 6144,
-    }  # fmt: skip
     module.libcuda_dirs = list  # type: ignore[attr-defined]
     module.CudaUtils.__init__ = lambda self: None
-    module.CudaUtils.get_device_properties = staticmethod(lambda device: properties)
 
 
 def document_uploads(module: ModuleType) -> None:

@@ -1,0 +1,26 @@
+"""Packages of kernels: such as somebody chooses, and such as models take by themselves where they are installed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tunecast.job.job import Job
+
+CHOSEN = ("liger", "foak")
+INSTALLED: Mapping[str, str] = {"fla": "fla", "causal-conv1d": "causal_conv1d", "mamba-ssm": "mamba_ssm"}
+"""As Python imports them. Of flash-linear-attention, fla-core is the part that has them; transformers looks when it
+imports a model (integrations/hub_kernels.py, `use_kernel_func_from_hub_with_fallback`)."""
+
+OF_DELTA_RULE, OF_MAMBA, OF_CONVOLUTION = ("fla", "causal-conv1d"), ("mamba-ssm", "causal-conv1d"), ("causal-conv1d",)
+TAKEN: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next"), OF_DELTA_RULE),
+    **dict.fromkeys(("falcon_h1", "granitemoehybrid"), OF_MAMBA),
+    **dict.fromkeys(("lfm2", "lfm2_moe"), OF_CONVOLUTION),
+}
+"""By config.json's `model_type`: whose kernels its layers without attention take."""
+
+
+def chosen_kernels(job: Job) -> tuple[str, ...]:
+    return tuple(name for name in job.kernels if name in CHOSEN)
