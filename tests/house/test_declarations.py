@@ -32,7 +32,6 @@ OTHERWISE = {
     "prediction/memory/ranges_table.py": "written by a benchmark, by the stack that was measured",
     "tape/build/eras.py": "transformers, the package whose releases these are",
     "tape/trace/child.py": "packages whose releases a trace tells",
-    "tape/trace/packages/distributed.py": "deepspeed.zero, a module",
     "tape/trace/packages/unsloth.py": "the package, as it is imported",
     "tape/trace/recipes_unsloth.py": "the package, and its word for its own checkpointing",
     "tape/trace/tensor_files.py": "packages that compare addresses",

@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 
 from tunecast.door.accelerate import accelerate_config
-from tunecast.errors import TunecastError
 from tunecast.prediction.memory.allocator import AllocatorSettings
 from tunecast.prediction.memory.replay import replay
 from tunecast.tape.card import Card
@@ -387,15 +386,6 @@ def test_accelerate_shards_as_its_file_says(
     assert alive_after(tape, Phase.OPTIMIZER, 1, Role.OPTIMIZER) == 2 * mib * MIB
     kinds = {op.name for op in tape.ops()}
     assert {"all_gather", "reduce_scatter"} <= kinds if kind == "FSDP" else {"all_reduce", "broadcast"} <= kinds
-
-
-def test_deepspeed_is_refused_by_name(tmp_path: Path) -> None:
-    (tmp_path / "deepspeed.py").write_text("def initialize(**options): raise SystemExit('a real engine would start')\n")
-    script = tmp_path / "train.py"
-    script.write_text("import deepspeed\ndeepspeed.initialize(model=None)\n")
-    with pytest.raises(TunecastError, match=r"DeepSpeed .ZeRO. is not traced") as refusal:
-        trace_script(str(script), (), Card(), nproc_per_node=8)
-    assert refusal.value.code == "unsupported"
 
 
 AGENTS_OWN = {"OMP_NUM_THREADS", "TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_SIGNALS_TO_HANDLE"}

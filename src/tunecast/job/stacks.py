@@ -146,7 +146,10 @@ _LLAMA_FACTORY = replace(
     name="llama-factory",  # reentrant: llamafactory/hparams/model_args.py, `use_reentrant_gc`
     # loads in bfloat16, and casts what is trained to float32 unless pure_bf16
     weights_dtype=lambda job: "float32" if job.method == "full" else "bfloat16",
-    deepspeed={3: {"auto": True}},  # ds_z3_config.json; ds_z2_config.json has defaults
+    deepspeed={  # ds_z2_config.json, ds_z3_config.json
+        2: {"overlap_comm": False, "round_robin_gradients": True},
+        3: {"auto": True, "overlap_comm": False},
+    },
     deepspeed_file="LLaMA-Factory's examples/deepspeed",
 )
 _TRL = Stack(

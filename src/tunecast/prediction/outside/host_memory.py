@@ -151,7 +151,7 @@ def buffers_bytes(job: Job, parameters: Sequence[Parameter]) -> int:
         return 0
     ranks, narrow = sharing_ranks(job), WIDTHS[job.autocast or job.weights_dtype]
     parts, size = _parts(_trained(parameters), ranks), settings_of(job.stack, 3, 0).sub_group_size
-    largest = max(sub_groups(parts, size), default=0)
+    largest = max(map(sum, sub_groups(parts, size)), default=0)
     held = OPTIMIZER_BUFFERS * FLOAT32_BYTES * largest
     if job.parallel.offload == "parameters":
         held += PARAMETER_BUFFERS * narrow * max(PARAMETER_BUFFER_SIZE, *_parts(parameters, ranks))

@@ -102,6 +102,8 @@ class Machine(HostNotes):
         self.autocast: Dtype | None = None
         self.cast_cache: dict[int, tuple[Tensor, Tensor]] = {}
         self.pack_hooks: list[PackHook] = []
+        self.own_linear: Callable[..., Tensor] | None = None
+        """In the place of `torch.nn.functional.linear`, where somebody has put another (DeepSpeed's ZeRO-3)."""
         self.node: Node | None = None
         """The one whose gradients are computed."""
         self.after_backward: list[Callable[[], object]] = []

@@ -156,14 +156,15 @@ class QuantState:
     def tensors(self) -> list[Tensor]:
         return [self.absmax, self.code, *([self.offset, self.absmax2, self.code2] if self.nested else [])]
 
-    def dequantize(self) -> Tensor:
+    def dequantize(self, packed: Tensor | None = None) -> Tensor:
         """functional.py, `dequantize_4bit`."""
-        machine = self.packed.machine
+        packed = packed or self.packed
+        machine = packed.machine
         absmax = self.absmax
         if self.nested:
             absmax = machine.run("dequantize_blockwise", (self.absmax,), self.absmax.shape, FLOAT32)
             machine.launch("add_", (absmax, self.offset), FLOAT32, absmax.nbytes)
-        return machine.run("dequantize_4bit", (self.packed, absmax), self.shape, self.dtype)
+        return machine.run("dequantize_4bit", (packed, absmax), self.shape, self.dtype)
 
 
 class StoredState(QuantState):
@@ -216,11 +217,12 @@ class Linear4bit(Linear):
 
 
 def matmul_4bit(x: Tensor, state: QuantState, bias: Tensor | None) -> Tensor:
-    """autograd/_functions.py, `MatMul4Bit`: only the packed weight is kept for the backward pass."""
+    """autograd/_functions.py, `MatMul4Bit`: only the packed weight is kept for the backward pass, as a view."""
+    transposed = state.packed.alias(state.packed.shape, None)
 
     def back(node: Node, gradients: Gradients) -> Sequence[Any]:
         grad_output = give_away(gradients)
-        return (matmul_unviewed(grad_output, state.dequantize().to(grad_output.dtype)),)
+        return (matmul_unviewed(grad_output, state.dequantize(transposed).to(grad_output.dtype)),)
 
     machine = x.machine
     node = start(machine, (x,), back)

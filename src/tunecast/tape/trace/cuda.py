@@ -150,6 +150,9 @@ def install(card: Card, recorder: Recorder, *, devices: int = 1, local_rank: int
     _replace(torch.accelerator, of_accelerator)
     if hasattr(torch.accelerator, "memory"):
         _replace(torch.accelerator.memory, of_accelerator)
+    _replace(
+        torch.cuda.nvtx, constants(dict.fromkeys(("mark", "range_push", "range_pop", "range_start", "range_end"), 0))
+    )
     torch.version.cuda = torch.version.cuda or "13.0"
     for name, function in native_functions(devices, local_rank).items():
         setattr(torch._C, name, function)

@@ -8,10 +8,11 @@ so the node's module is found again. Recomputation runs real forwards inside the
 from __future__ import annotations
 
 import bisect
+import contextlib
 import sys
 import sysconfig
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,7 @@ class Scopes:
         self.phase = Phase.LOAD
         self.step = 0
         self.steps_done = 0
+        self._steps_in_parts = False
         self.roots: list[torch.nn.Module] = []
         self.optimizers: list[torch.optim.Optimizer] = []
         self._names: dict[int, str] = {}
@@ -156,7 +158,17 @@ class Scopes:
             action(optimizer)
         if not self._backward_callers:
             self.phase = Phase.OTHER
-            self.steps_done += 1
+            self.steps_done += not self._steps_in_parts
+
+    @contextlib.contextmanager
+    def one_step(self) -> Iterator[None]:
+        """However often an optimizer steps inside, each time on some of the parameters, it is one step."""
+        self._steps_in_parts = True
+        try:
+            yield
+        finally:
+            self._steps_in_parts = False
+        self.steps_done += 1
 
     # ------------------------------------------------------------------ questions
 

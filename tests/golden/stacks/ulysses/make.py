@@ -7,7 +7,7 @@ ENV: deepspeed 0.19.8 (DS_BUILD_OPS=0), transformers 5.17.0, trl 1.16.0, peft 0.
 The model is transformers' own with the attention DeepSpeed registers for it
 (`UlyssesSPAttentionHF.register_with_transformers`), on a process group that is not there. Its batches are what the
 loader adapter leaves of them (`UlyssesSPDataLoaderAdapter`: a rank's tokens, positions and shifted labels), its loss is
-transformers' `deepspeed_sp_compute_loss`. ZeRO's engine, which cannot be traced, is left out.
+transformers' `deepspeed_sp_compute_loss`. ZeRO's engine is left out.
 """
 
 from __future__ import annotations

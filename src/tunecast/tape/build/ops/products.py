@@ -147,6 +147,8 @@ def baddbmm(addend: Tensor, a: Tensor, b: Tensor, alpha: float = 1.0) -> Tensor:
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """aten/src/ATen/native/Linear.cpp and `matmul`, which folds the leading dimensions."""
+    if x.machine.own_linear is not None:
+        return x.machine.own_linear(x, weight, bias)
     if x.machine.autocast is not None:  # C++ evaluates the last argument first
         bias = cast_for_product(bias) if bias is not None else None
         weight = cast_for_product(weight)

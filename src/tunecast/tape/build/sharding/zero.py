@@ -5,14 +5,17 @@ offload_config.py and stage3.py, runtime/swap_tensor/*.py). Sizes are elements o
 
 DeepSpeed's ZeRO-1 and ZeRO-2 on paper: optimizer state, and from stage 2 on gradients, are cut; weights are whole.
 
-All is read in the source of DeepSpeed 0.19.8 (runtime/zero/stage_1_and_2.py), with those sizes. DeepSpeed cannot be
-traced here, and the tape says so.
+After DeepSpeed 0.19.8 (runtime/zero/stage_1_and_2.py), with those sizes, and held against its engine traced
+(tests/trace/test_deepspeed.py). What was not traced is told: ZeRO-Infinity, whose reads and writes are C++, and rows
+that ranks share.
 
     weights       cast to the training dtype, then copied into one buffer a group of parameters (`bit16_groups_flat`)
     master        this rank's part of it in fp32 (`single_partition_of_fp32_groups`)
     backward      a bucket is made with the first gradient; each is copied into it and let go; a full one is copied
-                  once more, summed over ranks, and what is this rank's is kept (`grads_in_partition`)
-    step          that part in one piece, in fp32, the optimizer on the master; the new weights are gathered in place
+                  once more, unless all of it is one rank's, summed over ranks, and what is this rank's is kept
+                  (`grads_in_partition`)
+    step          each gradient is looked through for what is not finite, its norm taken of a wider copy; the part in
+                  one piece, in fp32, the optimizer on the master; the new weights are gathered in place
 
 ZeRO-1 keeps all gradients until the last micro-batch has been through, and then does the same. With the optimizer on
 the host, master, state and the fp32 gradient are there, and gradients leave through a buffer of the largest weight.
@@ -21,14 +24,14 @@ the host, master, state and the fp32 gradient are there, and gradients leave thr
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from tunecast.job.job import Job
 from tunecast.job.shardings import sharding_of
 from tunecast.job.stacks import STACKS, stack_of
 from tunecast.records import dataclass
-from tunecast.tape.build.dtypes import DTYPES, FLOAT32, Dtype
+from tunecast.tape.build.dtypes import BFLOAT16, DTYPES, FLOAT16, FLOAT32, UINT8, Dtype
 from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.modules import Buffer
 from tunecast.tape.build.optimizers import Optimizer, make_optimizer
@@ -64,8 +67,10 @@ class DeepSpeedSettings:
     max_reuse_distance: int = 1000 * MILLION
     param_persistence_threshold: int = 100_000
     sub_group_size: int = 1000 * MILLION
-    overlap_comm: bool = False
-    """Of stages 1 and 2: two buckets take turns."""
+    overlap_comm: bool | None = None
+    """Of stages 1 and 2: two buckets take turns; of stage 3, whose default it is: streams of their own."""
+    round_robin_gradients: bool = False
+    """Parameters are dealt out to ranks before they are cut."""
     told: str = "DeepSpeed's own defaults"
 
 
@@ -82,15 +87,14 @@ def settings_of(stack: str, stage: int, hidden: int) -> DeepSpeedSettings:
     return DeepSpeedSettings(told=declared.deepspeed_file, **values)  # type: ignore[arg-type]
 
 
-def sub_groups(part_numels: Sequence[int], size: int) -> list[int]:
-    """`_create_fp16_sub_groups`: elements of each group of masters that takes a step at once."""
-    groups, open_ = [], 0
+def sub_groups(part_numels: Sequence[int], size: int) -> list[list[int]]:
+    """`_create_fp16_sub_groups`: elements of the parts in each group of masters that takes a step at once."""
+    groups: list[list[int]] = [[]]
     for numel in part_numels:
-        open_ += numel
-        if open_ >= size:
-            groups.append(open_)
-            open_ = 0
-    return groups + ([open_] if open_ else [])
+        if sum(groups[-1]) >= size:
+            groups.append([])
+        groups[-1].append(numel)
+    return [group for group in groups if group]
 
 
 def kept_in_memory(part_numels: Sequence[int], size: int) -> list[bool]:
@@ -110,7 +114,7 @@ def kept_in_memory(part_numels: Sequence[int], size: int) -> list[bool]:
 # ---------------------------------------------------------------------------- what the stages share, and stages 1 and 2
 
 
-FOLLOWS_SOURCE = "DeepSpeed's lifetimes follow its source (0.19.8), not a trace"
+FOLLOWS_SOURCE = "DeepSpeed's lifetimes with {} follow its source (0.19.8), not a trace"
 SIZES_TAKEN = "ZeRO's buckets are those of {}"
 FLOAT64 = Dtype("float64", 8)
 """Norms are taken in it (`get_norm_dtype`)."""
@@ -132,9 +136,15 @@ class Zero(Scheme):
         self.masters: list[Tensor] = []
         if splits_rows(job):
             self.sequence = Ulysses(machine, job.parallel.context, job.micro_batch)
-        machine.guesses[FOLLOWS_SOURCE] = None
+        for untraced in self.untraced():
+            machine.guesses[FOLLOWS_SOURCE.format(untraced)] = None
         if self.on_host:
             machine.assumptions[HOST_ASSUMED] = None
+
+    def untraced(self) -> list[str]:
+        """What of the job its engine was not traced with."""
+        found = ["rows that ranks share"] if splits_rows(self.job) else []
+        return found + (["drives"] if self.job.parallel.offload_device == "nvme" else [])
 
     @property
     def ranks(self) -> int:
@@ -181,23 +191,37 @@ class Zero(Scheme):
         return ZeroOptimizer(self, make_optimizer(self.job, parameters))
 
     def clip(self, parameters: Sequence[Tensor]) -> Tensor | None:
-        """`get_grad_norm_direct`: each gradient's norm is taken of a wider copy; clipping is part of the step."""
+        """Part of the step, as is the norm, which is taken whether or not it clips."""
+        return None
+
+    def take_norm(self) -> None:
+        """`get_grad_norm_direct`: of a wider copy of each gradient, a group at a time."""
         machine = self.machine
         machine.module = MANY
-        norms = []
-        if not self.on_host:
-            for gradient in self.kept_gradients():
-                wide = machine.run("_to_copy", (gradient,), gradient.shape, FLOAT64)
-                norms.append(machine.run("linalg_vector_norm", (wide,), (), FLOAT64, args=(wide, 2.0, None)))
-                del wide
-        total = machine.run("stack", norms, (len(norms),), FLOAT64)
-        del norms
-        total = machine.run("sum", (total,), (), FLOAT32)
-        machine.collective("all_reduce", "data", self.ranks, FLOAT32, 4, 4, 1)
-        machine.module = ""
-        return total
+        if self.dtype in self.checked_dtypes:
+            self.look_for_overflow()
+            machine.collective("all_reduce", "data", self.ranks, UINT8, 1, 1, 1)
+        dtype = FLOAT32 if self.on_host else self.sums_norms_in
+        for gradients in [[] for _ in self.masters] if self.on_host else self.kept_gradients():
+            norms = [self.norm_of(gradient) for gradient in gradients]
+            total = machine.run("stack", norms, (len(norms),), FLOAT64)
+            del norms
+            machine.run("sum", (total,), (), dtype)
+            machine.collective_of("all_reduce", "data", self.ranks, dtype, 1)
 
-    def kept_gradients(self) -> list[Tensor]:
+    sums_norms_in = FLOAT32
+    checked_dtypes: Collection[Dtype] = ()
+    """In which gradients may have overflowed, and are looked through before each step."""
+
+    def look_for_overflow(self) -> None:
+        raise NotImplementedError
+
+    def norm_of(self, gradient: Tensor) -> Tensor:
+        wide = self.machine.run("_to_copy", (gradient,), gradient.shape, FLOAT64)
+        return self.machine.run("linalg_vector_norm", (wide,), (), FLOAT64, args=(wide, 2.0, None))
+
+    def kept_gradients(self) -> list[list[Tensor]]:
+        """Of each master."""
         raise NotImplementedError
 
     def step(self, optimizer: Optimizer) -> None:
@@ -221,10 +245,13 @@ class ZeroOptimizer(Optimizer):
 
 
 class Zero12(Zero):
+    checked_dtypes = (FLOAT16, BFLOAT16)
+
     def __init__(self, job: Job, machine: Machine) -> None:
         super().__init__(job, machine)
         self.cuts_gradients = sharding_of(job).cuts_gradients
-        self.last = True
+        self.first = self.last = True
+        """Of the micro-batches of a step."""
         self.buckets: list[Tensor] = []
         self.in_bucket: list[Tensor] = []
         self.kept: list[Tensor] = []
@@ -241,9 +268,13 @@ class Zero12(Zero):
             machine.collective_of("broadcast", "data", self.ranks, parameter.dtype, parameter.numel())
         self.trained = trained
         self.flats: list[Tensor] = []
-        for group in self.groups(trained):
+        self.cut_of: dict[int, list[tuple[int, int]]] = {}
+        """Of each parameter, by id, the ranks that have a part of it, and how many elements."""
+        groups = [self.dealt(group) for group in self.groups(trained)]
+        for group in groups:
             self.flatten(group)
-        self.mine = self.in_my_part(trained)
+        self.parts = self.in_my_part(groups)
+        self.mine = {number: numel for part in self.parts for number, numel in part.items()}
         if self.on_host:
             largest = max(p.numel() for p in trained)
             self.leaving = self.made((largest,), self.dtype, Role.TEMPORARIES)
@@ -254,29 +285,44 @@ class Zero12(Zero):
         with self.machine.within(MANY):
             return self.machine.run("empty", (), shape, dtype).as_role(role)
 
+    def dealt(self, group: list[Tensor]) -> list[Tensor]:
+        """`_round_robin_reorder`."""
+        if not self.settings.round_robin_gradients:
+            return group
+        return [parameter for rank in range(self.ranks) for parameter in group[rank :: self.ranks]]
+
     def flatten(self, group: Sequence[Tensor]) -> None:
         """`flatten_dense_tensors_aligned`, then parameters are views of it (`_update_model_bit16_weights`)."""
         machine = self.machine
         aligned = ALIGNED_TO * self.ranks
         numel = -(-sum(p.numel() for p in group) // aligned) * aligned
         flat = self.made((numel,), self.dtype, Role.ADAPTERS if self.job.method != "full" else Role.WEIGHTS)
+        part, offset = numel // self.ranks, 0
         for parameter in group:
             parameter.storage = flat.storage
+            end = offset + parameter.numel()
+            ranks = range(offset // part, (end - 1) // part + 1)
+            ends = [(rank, max(offset, rank * part), min(end, (rank + 1) * part)) for rank in ranks]
+            self.cut_of[id(parameter)] = [(rank, last - first) for rank, first, last in ends]
+            offset = end
         self.flats.append(flat)
-        part = machine.run("clone", (flat,), (numel // self.ranks,), self.dtype)
-        self.masters.append(self.master(numel // self.ranks))
-        del part
+        copy = machine.run("clone", (flat,), (part,), self.dtype)
+        self.masters.append(self.master(part))
+        del copy
 
-    def in_my_part(self, trained: Sequence[Tensor]) -> set[int]:
-        """Parameters of which the first rank has a part, by id."""
-        mine: set[int] = set()
-        for group, flat in zip(self.groups(trained), self.flats, strict=True):
-            offset = 0
+    def in_my_part(self, groups: Sequence[Sequence[Tensor]]) -> list[dict[int, int]]:
+        """Of each group the parameters, by id, of which the first rank has a part, and how many elements that is."""
+        parts: list[dict[int, int]] = []
+        for group, flat in zip(groups, self.flats, strict=True):
+            left = flat.numel() // self.ranks
+            part: dict[int, int] = {}
             for parameter in group:
-                if offset < flat.numel() // self.ranks:
-                    mine.add(id(parameter))
-                offset += parameter.numel()
-        return mine
+                if left <= 0:
+                    break
+                part[id(parameter)] = min(left, parameter.numel())
+                left -= parameter.numel()
+            parts.append(part)
+        return parts
 
     # ------------------------------------------------------------------------------------------------ gradients
 
@@ -285,12 +331,13 @@ class Zero12(Zero):
         self.last = last
         self.machine.after_backward.append(self.epilogue)
         yield
+        self.first = last
 
     def ready(self, parameter: Tensor) -> None:
         """`process_gradients`."""
         settings = self.settings
         if not self.buckets:
-            shape, count = (settings.reduce_bucket_size,), 1 + settings.overlap_comm
+            shape, count = (settings.reduce_bucket_size,), 1 + bool(settings.overlap_comm)
             self.buckets = [self.made(shape, self.dtype, Role.GRADIENTS) for _ in range(count)]
         if self.cuts_gradients or (settings.overlap_comm and self.last):
             self.put(parameter)
@@ -307,38 +354,76 @@ class Zero12(Zero):
         if parameter.numel() <= self.settings.reduce_bucket_size:
             machine.launch("copy_", (gradient,), gradient.dtype, gradient.nbytes)
             parameter.grad = self.buckets[0].alias(parameter.shape, None)
+        elif self.on_host:
+            parameter.grad = machine.run("clone", (gradient,), gradient.shape, gradient.dtype)
         self.in_bucket.append(parameter)
 
     def reduce(self) -> None:
-        """`reduce_ipg_grads`: `allreduce_bucket` sums a copy in one piece."""
+        """`reduce_ipg_grads`: `allreduce_bucket` sums a copy in one piece; one run is that already."""
         machine, bucket = self.machine, self.in_bucket
         if not bucket:
             return
-        numel = sum(p.numel() for p in bucket)
         machine.module = MANY
         with machine.on_stream(REDUCE if self.settings.overlap_comm else machine.stream):
             if self.settings.overlap_comm:
                 machine.wait(0)
-            copy = machine.run("cat", (), (numel,), self.dtype) if len(bucket) > 1 else None
-            machine.collective_of("all_reduce", "data", self.ranks, self.dtype, numel)
-            del copy
-        for parameter in bucket:
-            if id(parameter) in self.mine:
-                self.keep(parameter)
-            if self.cuts_gradients or self.last:
-                parameter.grad = None
+            for runs in self.sums(bucket):
+                copy = machine.run("cat", (), (sum(runs),), self.dtype) if len(runs) > 1 else None
+                machine.collective_of("all_reduce", "data", self.ranks, self.dtype, sum(runs))
+                del copy
+            for parameter in bucket:
+                if id(parameter) in self.mine:
+                    self.keep(parameter)
+                elif self.cuts_gradients:
+                    parameter.grad = None
         bucket.clear()
+
+    def sums(self, bucket: Sequence[Tensor]) -> list[list[int]]:
+        """Elements of the runs of a bucket that go to one rank each (`average_tensor`), by who is summed together
+        (`allreduce_and_scatter`)."""
+        runs: list[list[int]] = []
+        for parameter in bucket:
+            for rank, numel in self.cut_of[id(parameter)]:
+                if runs and runs[-1][0] == rank:
+                    runs[-1][1] += numel
+                else:
+                    runs.append([rank, numel])
+        sums: list[list[int]] = [[]]
+        for _, numel in runs:
+            if sum(sums[-1]) > self.settings.reduce_bucket_size:
+                sums.append([])
+            sums[-1].append(numel)
+        return sums
 
     def keep(self, parameter: Tensor) -> None:
         """`copy_grads_in_partition`."""
         machine = self.machine
         if self.on_host:
-            machine.launch(TO_HOST, (parameter,), FLOAT32, parameter.nbytes)
+            self.send_to_host(parameter)
+            if self.last:
+                parameter.grad = None
             return
         if not self.kept or self.kept[-1] is self.summed:
             numel = sum(p.numel() for p in self.trained if id(p) in self.mine)
             self.kept.append(self.made((numel,), self.dtype, Role.GRADIENTS))
         machine.launch("copy_", (parameter,), parameter.dtype, parameter.nbytes)
+        parameter.grad = self.kept[-1].alias(parameter.shape, None)
+
+    def send_to_host(self, parameter: Tensor) -> None:
+        """What micro-batches add up goes there and comes back (`async_accumulate_grad_in_cpu_via_gpu`); of the last one
+        the norm is taken of a wider copy, and this rank's part goes in float32."""
+        machine = self.machine
+        if not (self.first and self.last):
+            if not self.first:
+                machine.launch(FROM_HOST, (), parameter.dtype, parameter.nbytes)
+                machine.launch("add_", (parameter, parameter), parameter.dtype, parameter.nbytes)
+            machine.launch(TO_HOST, (parameter,), parameter.dtype, 0)
+        if self.last:
+            gradient = self.buckets[0].alias((self.mine[id(parameter)],), None)
+            self.norm_of(gradient)
+            self.look_through(gradient)
+            wide = machine.run("_to_copy", (gradient,), gradient.shape, FLOAT32)
+            machine.launch(TO_HOST, (wide,), FLOAT32, 0)
 
     summed: Tensor | None = None
     """The gradients of the micro-batches before."""
@@ -360,21 +445,38 @@ class Zero12(Zero):
             self.kept.pop()
         self.summed = self.kept[-1] if self.kept else None
         self.buckets = []
+        for parameter in self.trained:
+            parameter.grad = None
 
-    def kept_gradients(self) -> list[Tensor]:
-        return [self.kept[0].alias(p.shape, None) for p in self.trained if self.kept and id(p) in self.mine]
+    def look_for_overflow(self) -> None:
+        """On the host each was when it came."""
+        for gradients in () if self.on_host else self.kept_gradients():
+            for gradient in gradients:
+                self.look_through(gradient)
+
+    def look_through(self, gradient: Tensor) -> None:
+        """`has_inf_or_nan`: at its greatest and its least."""
+        self.machine.launch("amax", (gradient,), gradient.dtype, 0)
+        self.machine.launch("amin", (gradient,), gradient.dtype, 0)
+
+    def kept_gradients(self) -> list[list[Tensor]]:
+        return [[self.kept[0].alias((numel,), None) for numel in part.values()] for part in self.parts]
 
     def step(self, optimizer: Optimizer) -> None:
         machine = self.machine
-        machine.module = MANY
-        for master in self.masters:
+        self.take_norm()
+        for master, part in zip(self.masters, self.parts, strict=True):
             numel = master.numel()
             if self.on_host:
                 with machine.on_host():
                     master.grad = machine.tensor((numel,), FLOAT32)
             else:
-                piece = machine.run("cat", (), (numel,), self.dtype)
-                master.grad = machine.run("_to_copy", (piece,), (numel,), FLOAT32)
+                piece = self.kept[0].alias((numel,), None)
+                if len(part) > 1:  # `flatten`: one tensor is in one piece already
+                    piece = machine.run("cat", (), (numel,), self.dtype)
+                master.grad = piece
+                if self.dtype != FLOAT32:
+                    master.grad = machine.run("_to_copy", (piece,), (numel,), FLOAT32)
                 del piece
                 master.grad.block.role = Role.GRADIENTS
                 if master is self.masters[-1]:

@@ -1,15 +1,18 @@
 """DeepSpeed's ZeRO-3 on paper: weights too are cut, and come whole when a module runs.
 
-Read in DeepSpeed 0.19.8 (runtime/zero/stage3.py, partitioned_param_coordinator.py, partition_parameters.py), with the
-sizes of zero.py. A parameter is cut as one row of numbers, padded; a rank's parts are all in one buffer.
+After DeepSpeed 0.19.8 (runtime/zero/stage3.py, parameter_offload.py, partitioned_param_coordinator.py,
+partition_parameters.py, linear.py), with the sizes of zero.py. A parameter is cut as one row of numbers, padded; a
+rank's parts are all in one buffer.
 
-    fetched    when a module with parameters of its own runs, in both passes: gathered into a buffer; where several
-               travel together, each is then copied out of it
+    fetched    when its module runs, in both passes: gathered into a buffer; where several travel together, each is then
+               copied out of it, and the buffer stays until the last of them has been asked for
     ahead      the first pass writes down who runs when; later ones fetch what comes next (`prefetch_bucket_size`)
                beyond each module, as long as fewer than `max_live_parameters` are there
     released   after its module, unless it is needed again within `max_reuse_distance`: at the turn from forward to
-               backward much stays
-    small      parameters up to `param_persistence_threshold` are always whole
+               backward much stays. A recomputed layer holds what it saved of its weights
+    small      parameters up to `param_persistence_threshold` are whole from the first step's end on, and gathered anew
+               after each step
+    linear     `torch.nn.functional.linear` is DeepSpeed's own: it saves input and weight, whoever is trained
     gradients  into a bucket (`reduce_bucket_size`) that is always there; a full one is interleaved in a copy,
                scattered, and this rank's part kept (`grad_partitions_flat_buffer`)
     offload    a part goes to the host, comes back to be added up, and goes once more in float32; on the way to drives
@@ -17,76 +20,83 @@ sizes of zero.py. A parameter is cut as one row of numbers, padded; a rank's par
     drives     a part is read before it is copied to the card; a sub-group's masters, state and gradients are read,
                stepped on the host and written, one after the other (`pipeline_read`, `pipeline_write` false)
 Ignored  that parts still on a drive end what is fetched ahead, so that a card holds a little less; gradients' writes
-         that backward hides where there are several sub-groups
+         that backward hides where there are several sub-groups; that NCCL holds a part that came from the host until
+         somebody waits for what is gathered
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Sequence
 from typing import Any
 
 from tunecast.job.job import Job
-from tunecast.tape.build.autograd import Gradients, Leaf, Node, before_gradient_of
-from tunecast.tape.build.dtypes import FLOAT32, Dtype
+from tunecast.job.stacks import stack_of
+from tunecast.tape.build.adapters import LoraLinear
+from tunecast.tape.build.dtypes import BOOL, FLOAT16, FLOAT32, Dtype
 from tunecast.tape.build.event_log import HOST
 from tunecast.tape.build.machine import Machine
-from tunecast.tape.build.modules import Buffer, Module
-from tunecast.tape.build.nested import tensors_in, watched
+from tunecast.tape.build.modules import Buffer
 from tunecast.tape.build.optimizers import Optimizer
+from tunecast.tape.build.quantized import Linear4bit
+from tunecast.tape.build.sharding.accelerate import STORED
+from tunecast.tape.build.sharding.fetched import WHOLE_BLOCKS, Cut, FetchedWeights
 from tunecast.tape.build.sharding.host import HostOptimizer
-from tunecast.tape.build.sharding.shards import Resizable
-from tunecast.tape.build.sharding.zero import MIN_AIO_BYTES, Zero, kept_in_memory, sub_groups
+from tunecast.tape.build.sharding.zero import FLOAT64, MILLION, MIN_AIO_BYTES, kept_in_memory, sub_groups
 from tunecast.tape.build.tensor import Tensor
 from tunecast.tape.op import FROM_HOST, FROM_NVME, MANY, TO_HOST, TO_NVME, Role
 
-GATHER, SCATTER = 1, 2
-"""Streams: `__allgather_stream`, `reduce_and_partition_stream`."""
+OVERLAPPING = 1, 2
+"""The streams `__allgather_stream` and `reduce_and_partition_stream`, where these are not the default one."""
+NORM_PIECE = 250 * MILLION
+"""`_constant_buffered_norm2`."""
 
 
-class Cut:
-    """A parameter: `whole`, whose memory comes and goes, and how large this rank's part is."""
-
-    def __init__(self, parameter: Tensor, ranks: int, dtype: Dtype, stays: bool) -> None:
-        machine = parameter.machine
-        self.numel, self.part_numel = parameter.numel(), -(-parameter.numel() // ranks)
-        self.trains, self.stays = parameter.requires_grad, stays
-        block = parameter.block
-        self.module, self.role = block.module, block.role or Role.WEIGHTS
-        padded = self.part_numel * ranks * dtype.itemsize
-        self.whole = Tensor(machine, Resizable(machine, padded), parameter.shape, dtype)
-        self.whole.requires_grad = self.trains
-        self.part: Tensor | None = None
-        self.on_nvme = False
-
-    @property
-    def is_there(self) -> bool:
-        return self.whole.storage.is_there  # type: ignore[attr-defined]
+def store_as_floats(model: Any, dtype: Dtype) -> None:
+    """`bnb_4bit_quant_storage`: packed weights under the dtype of the others, so that they are gathered with them."""
+    for module in model.modules():
+        if isinstance(module, Linear4bit):
+            module.machine.assumptions[STORED] = None
+            packed = module.weight
+            packed.shape, packed.dtype = (packed.numel() // dtype.itemsize, 1), dtype
 
 
-class Zero3(Zero):
+HANDED_ON = (
+    "ZeRO-3 hands weights and gradients to another stream (record_stream): they are taken as free again at once, where "
+    "a card waits for that stream, and what is reserved can be more"
+)
+ADAPTERS_CAST = (
+    "ZeRO-3 is taken to train adapters in the dtype of the weights; where a model is loaded under zero.Init, as the "
+    "Trainer does, they stay in float32"
+)
+
+
+class Zero3(FetchedWeights):
+    checked_dtypes = (FLOAT16,)
+    sums_norms_in = FLOAT64
+
     def __init__(self, job: Job, machine: Machine) -> None:
         super().__init__(job, machine)
-        self.parts_on_host = job.parallel.offload == "parameters"
         self.on_nvme = job.parallel.offload_device == "nvme"
-        self.trace: list[Module] = []
-        self.known = False
-        self.turn = 0
-        self.queue: deque[tuple[int, Cut]] = deque()
-        self.last_fetched_for: dict[int, int] = {}
-        self.live = 0
-        """Elements of parameters that are whole or on their way, small ones left out."""
-        self.owned: dict[int, list[Cut]] = {}
-        self.under_way: dict[int, tuple[Tensor | None, list[Cut]]] = {}
-        """Parameters being gathered, with the buffer and all that share it."""
         self.in_bucket: list[Tensor] = []
-        self.last = True
-        self.hooked: list[Any] = []
+        self.first = self.last = True
+        self.stepped: list[list[int]] = []
+        """Elements of the parts in each master."""
+
+    def untraced(self) -> list[str]:
+        return super().untraced() + (["DoRA"] if self.job.lora.dora and self.job.method != "full" else [])
 
     # -------------------------------------------------------------------------------------------------- loading
 
     def wrap(self, model: Any) -> None:
+        wide = self.job.method != "full" and self.job.lora.adapter_dtype == "float32" != self.dtype.name
+        if wide and not stack_of(self.job).is_plain_loop:
+            self.machine.guesses[ADAPTERS_CAST] = None
         self.begin(model)
+        self.gathering, self.scattering = (0, 0) if self.settings.overlap_comm is False else OVERLAPPING
+        if self.gathering:
+            self.machine.guesses[HANDED_ON] = None
+        store_as_floats(model, self.dtype)
         threshold = self.settings.param_persistence_threshold
         given = list(model.parameters())  # held: an id is a tensor's own as long as it lives
         made = {id(tensor): Cut(tensor, self.ranks, self.dtype, tensor.numel() <= threshold) for tensor in given}
@@ -95,8 +105,11 @@ class Zero3(Zero):
                 if not isinstance(tensor, Buffer):
                     module.own[name] = made[id(tensor)].whole
                     object.__setattr__(module, name, made[id(tensor)].whole)
+                    if isinstance(module, Linear4bit) and name == "weight":
+                        module.state.packed = made[id(tensor)].whole
         self.all = list(made.values())
         self.cuts = {id(cut.whole): cut for cut in self.all}
+        self.places = {number: place for place, number in enumerate(self.cuts)}
         del given
         trained = [cut for cut in self.all if cut.trains]
         total = sum(cut.part_numel for cut in trained)
@@ -104,8 +117,10 @@ class Zero3(Zero):
         frozen = [cut for cut in self.all if not cut.trains]
         self.frozen = [self.made(cut.part_numel, self.dtype, cut.role, self.parts_on_host) for cut in frozen]
         numels = [cut.part_numel for cut in trained]
-        for numel in sub_groups(numels, self.settings.sub_group_size):
-            self.masters.append(self.master(numel))
+        for group in self.groups([cut.whole for cut in trained]):
+            for parts in sub_groups([self.cuts[id(whole)].part_numel for whole in group], self.settings.sub_group_size):
+                self.masters.append(self.master(sum(parts)))
+                self.stepped.append(parts)
         if self.on_nvme and self.parts_on_host:
             kept = dict(zip(map(id, trained), kept_in_memory(numels, self.settings.sub_group_size), strict=True))
             for cut in self.all:
@@ -113,15 +128,17 @@ class Zero3(Zero):
                 cut.on_nvme = large and not kept.get(id(cut), False)
         self.bucket = self.made(self.settings.reduce_bucket_size, self.dtype, Role.GRADIENTS, False)
         self.kept = self.made(total, self.dtype, Role.GRADIENTS, self.on_host)
-        for cut in self.all:
-            if cut.stays:
-                self.gather([cut])
-                self.arrive(cut)
-        for module in model.modules():
-            if any(id(tensor) in self.cuts for tensor in module.own.values()):
-                self.watch(module)
+        self.machine.own_linear = self.linear
+        self.watch_all(model, model.model_type in WHOLE_BLOCKS)
+        if self.job.method != "full":
+            for _ in range(2):  # PEFT's model and its tuner are around it
+                self.watch(model)
+            for module in model.modules():
+                if isinstance(module, LoraLinear):
+                    self.read_before(module.lora_dropout, module, self.cuts[id(module.lora_A.weight)])
         for cut in trained:
-            cut.whole.after_gradient = self.ready
+            if id(cut.whole) not in self.in_block:
+                cut.whole.after_gradient = self.ready
 
     def role(self) -> Role:
         return Role.ADAPTERS if self.job.method != "full" else Role.WEIGHTS
@@ -131,150 +148,12 @@ class Zero3(Zero):
         with machine.on_stream(HOST if on_host else machine.stream), machine.within(MANY):
             return machine.run("empty", (), (numel,), dtype).as_role(role)
 
-    # -------------------------------------------------------------------------------------------------- weights
-
-    def begin_forward(self) -> None:
-        """`reset_step`: what was written down in the first pass holds from the second on."""
-        super().begin_forward()
-        self.known = self.known or bool(self.trace)
-        self.turn = 0
-        self.last_fetched_for.clear()
-        self.queue = deque((turn, cut) for turn, module in enumerate(self.trace) for cut in self.own(module))
-
-    def own(self, module: Module) -> list[Cut]:
-        found = self.owned.get(id(module))
-        if found is None:
-            cuts = {id(t): self.cuts[id(t)] for t in module.own.values() if id(t) in self.cuts}
-            found = self.owned[id(module)] = list(cuts.values())
-        return found
-
-    def watch(self, module: Module) -> None:
-        forward: Callable[..., Any] = module.forward
-
-        def run(*args: Any, **kwargs: Any) -> Any:
-            self.fetch(module)
-            args, kwargs = self.watched_inputs(module, args, kwargs)
-            output = forward(*args, **kwargs)
-            if self.machine.grad_enabled:
-                for tensor in tensors_in(output):
-                    if tensor.requires_grad:
-                        node = before_gradient_of(tensor, lambda: self.fetch(module))
-                        if isinstance(node, Leaf):
-                            self.hooked.append(node)
-            self.release(module)
-            return output
-
-        object.__setattr__(module, "forward", run)
-
-    def watched_inputs(self, module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """`PostBackwardFunctionModule`: once the gradients of its inputs are there, the module is done."""
-
-        def done(node: Node, gradients: Gradients) -> Gradients:
-            self.release(module)
-            return gradients
-
-        return watched(self.machine, (args, kwargs), done)
-
-    def fetch(self, module: Module) -> None:
-        """`_fetch_sub_module_impl`."""
-        own = self.own(module)
-        with self.machine.within(module.path):
-            self.gather([cut for cut in own if not cut.is_there and id(cut) not in self.under_way])
-            for cut in own:
-                self.arrive(cut)
-            if not self.known:
-                self.trace.append(module)
-            else:
-                self.prefetch()
-        self.turn += 1
-
-    def prefetch(self) -> None:
-        while self.queue and self.queue[0][0] <= self.turn:
-            turn, cut = self.queue.popleft()
-            self.last_fetched_for[id(cut)] = max(turn, self.last_fetched_for.get(id(cut), -1))
-        most = min(self.settings.max_live_parameters - self.live, self.settings.prefetch_bucket_size)
-        ahead: list[Cut] = []
-        numel = 0
-        while self.queue and numel < most:
-            turn, cut = self.queue.popleft()
-            self.last_fetched_for[id(cut)] = max(turn, self.last_fetched_for.get(id(cut), -1))
-            if not cut.is_there and id(cut) not in self.under_way and cut not in ahead:
-                ahead.append(cut)
-                numel += cut.numel
-        self.gather(ahead)
-
-    def gather(self, cuts: Sequence[Cut]) -> None:
-        """`all_gather_coalesced`: one parameter is gathered where it will be, several through a buffer."""
-        if not cuts:
-            return
-        machine = self.machine
-        numel = sum(cut.part_numel for cut in cuts)
-        with machine.on_stream(GATHER):
-            machine.wait(0)
-            if any(cut.on_nvme for cut in cuts):
-                read = sum(cut.part_numel for cut in cuts if cut.on_nvme)
-                machine.launch(FROM_NVME, (), self.dtype, read * self.dtype.itemsize, kernels=0)
-            if self.parts_on_host:
-                machine.launch(FROM_HOST, (), self.dtype, numel * self.dtype.itemsize)
-            buffer = None
-            if len(cuts) > 1:
-                buffer = machine.run("empty", (), (numel * self.ranks,), self.dtype).as_role(Role.TEMPORARIES)
-            else:
-                cuts[0].whole.storage.take(Role.WEIGHTS)  # type: ignore[attr-defined]
-            machine.collective_of("all_gather", "data", self.ranks, self.dtype, numel)
-        for cut in cuts:
-            self.under_way[id(cut)] = (buffer, list(cuts))
-            self.live += 0 if cut.stays else cut.numel
-
-    def arrive(self, cut: Cut) -> None:
-        """`AllGatherCoalescedHandle.wait`: all that travelled with it is copied out."""
-        if id(cut) not in self.under_way:
-            return
-        machine = self.machine
-        buffer, together = self.under_way[id(cut)]
-        with machine.on_stream(GATHER):
-            for each in together:
-                del self.under_way[id(each)]
-                if buffer is not None:
-                    machine.launch("cat", (buffer,), self.dtype, each.whole.nbytes)
-                    each.whole.storage.take(Role.WEIGHTS)  # type: ignore[attr-defined]
-        del buffer
-        machine.wait(GATHER)
-
-    def release(self, module: Module) -> None:
-        """`release_sub_module`, `__params_to_release`."""
-        candidates = {id(cut): cut for cut in self.own(module) if not cut.stays}
-        if self.known:
-            for number in list(candidates):
-                if self.last_fetched_for.get(number, -1) >= self.turn:
-                    del candidates[number]
-            traversed = 0
-            for later in self.trace[self.turn :]:
-                if traversed >= self.settings.max_reuse_distance or not candidates:
-                    break
-                for cut in self.own(later):
-                    candidates.pop(id(cut), None)
-                    traversed += cut.numel
-        for cut in candidates.values():
-            self.let_go(cut)
-
-    def let_go(self, cut: Cut) -> None:
-        if cut.is_there:
-            cut.whole.storage.give_back()  # type: ignore[attr-defined]
-            self.live -= cut.numel
-
+    @contextlib.contextmanager
     def micro_batch(self, last: bool) -> Any:
         self.last = last
         self.machine.after_backward.append(self.epilogue)
-        return super().micro_batch(last)
-
-    def whole(self, weight: Tensor) -> Tensor:
-        """TRL's `maybe_gather_lm_head_ctx`."""
-        cut = self.cuts[id(weight)]
-        if not cut.is_there and id(cut) not in self.under_way:
-            self.gather([cut])
-        self.arrive(cut)
-        return weight
+        yield
+        self.first = last
 
     # ------------------------------------------------------------------------------------------------ gradients
 
@@ -285,7 +164,7 @@ class Zero3(Zero):
             self.reduce()
         assert whole.grad is not None
         if whole.numel() <= self.settings.reduce_bucket_size:
-            with machine.on_stream(SCATTER):
+            with machine.on_stream(self.scattering):
                 machine.wait(0)
                 machine.launch("copy_", (whole.grad,), whole.dtype, whole.nbytes)
             whole.grad = self.bucket.alias(whole.shape, None)
@@ -298,12 +177,12 @@ class Zero3(Zero):
             return
         numel = sum(self.cuts[id(whole)].part_numel for whole in bucket)
         nbytes = numel * self.dtype.itemsize
-        with machine.on_stream(SCATTER), machine.within(MANY):
+        with machine.on_stream(self.scattering), machine.within(MANY):
             alone = len(bucket) == 1 and bucket[0].numel() % self.ranks == 0
             flat = None if alone else machine.run("cat", (), (numel * self.ranks,), self.dtype)
             machine.collective_of("reduce_scatter", "data", self.ranks, self.dtype, numel * self.ranks)
             if self.on_host:
-                self.send_to_host(numel)
+                self.send_to_host([self.cuts[id(whole)].part_numel for whole in sorted(bucket, key=self.place_of)])
             else:
                 machine.launch("copy_", (), self.dtype, nbytes)
             del flat
@@ -311,32 +190,65 @@ class Zero3(Zero):
             whole.grad = None
         bucket.clear()
 
-    def send_to_host(self, numel: int) -> None:
-        """`partition_grads`: what has been added up is on the card again; of the last micro-batch it is widened, one
-        part after the other or, where it goes on to drives, all at once (`_swap_out_offload_fp32_gradients`)."""
-        machine, part = self.machine, self.bucket.alias((numel,), None)
-        machine.launch(TO_HOST, (part,), self.dtype, 0)
-        machine.launch(FROM_HOST, (), self.dtype, part.nbytes)
-        if self.last:
-            wide = machine.run("_to_copy", (part,), (numel,), FLOAT32) if self.on_nvme else None
-            machine.launch(TO_HOST, (part, part), FLOAT32, 0)
-            del wide
+    def place_of(self, whole: Tensor) -> int:
+        return self.places[id(whole)]
+
+    def send_to_host(self, numels: Sequence[int]) -> None:
+        """`partition_grads`: what has been added up is on the card again, and of the last micro-batch its norm is taken
+        of a wider copy; it leaves in float32 one by one or, where it goes on to drives, all at once
+        (`_swap_out_offload_fp32_gradients`)."""
+        machine = self.machine
+        waiting: list[Tensor] = []
+        earlier: Tensor | None = None
+        for numel in numels:
+            machine.launch(TO_HOST, (self.bucket.alias((numel,), None),), self.dtype, 0)
+            part = machine.run(FROM_HOST, (), (numel,), self.dtype)
+            earlier = part if not self.first else None  # its name is `cuda_grad_buffer`, which the next one takes over
+            if self.last:
+                for piece in range(0, numel, NORM_PIECE):
+                    self.norm_of(part.alias((min(NORM_PIECE, numel - piece),), None))
+                wide = machine.run("_to_copy", (part,), (numel,), FLOAT32) if self.dtype != FLOAT32 else part
+                machine.launch(TO_HOST, (wide,), FLOAT32, 0)
+                waiting += [wide] if self.on_nvme else []
+                del wide
+            del part
+        del earlier
+
+    def look_for_overflow(self) -> None:
+        """A flag of each number."""
+        machine = self.machine
+        with machine.on_stream(self.scattering):
+            for name in ("isinf", "isnan"):
+                machine.run(name, (self.kept,), self.kept.shape, BOOL)
 
     def epilogue(self) -> None:
         self.reduce()
-        self.machine.wait(SCATTER)
+        self.machine.wait(self.scattering)
         self.hooked.clear()
-        for cut in self.all:  # `release_backward_leftovers`: modules whose inputs wanted no gradient
-            if not cut.stays:
-                self.let_go(cut)
+        while self.in_backward:  # `release_backward_leftovers`: modules whose inputs wanted no gradient
+            number, module = self.in_backward.popitem()
+            for cut in [*self.own(module), *self.recomputed.pop(number, [])]:
+                cut.active.discard(number)
+                if not cut.stays:
+                    self.let_go(cut)
         self.under_way.clear()
-        self.live = 0
 
-    def kept_gradients(self) -> list[Tensor]:
-        return [self.kept.alias((cut.part_numel,), None) for cut in self.all if cut.trains]
+    def kept_gradients(self) -> list[list[Tensor]]:
+        return [[self.kept.alias((numel,), None) for numel in parts] for parts in self.stepped]
 
     def step(self, optimizer: Optimizer) -> None:
-        """A sub-group of masters at a time."""
+        """A sub-group of masters at a time. Before, all that is whole is let go (`_partition_all_parameters`); after it
+        what stays is gathered (`_post_step`)."""
+        machine = self.machine
+        for cut in self.all:
+            cut.active.clear()
+            self.let_go(cut)
+        self.take_norm()
+        self.update(optimizer)
+        machine.module = MANY
+        self.gather_here([cut for cut in self.all if cut.stays])
+
+    def update(self, optimizer: Optimizer) -> None:
         machine = self.machine
         if self.on_host:
             with machine.on_host():
@@ -354,9 +266,9 @@ class Zero3(Zero):
             return
         for master in self.masters:
             machine.module = MANY
-            piece = machine.run("cat", (self.kept,), master.shape, self.dtype)
-            master.grad = machine.run("_to_copy", (piece,), master.shape, FLOAT32)
-            del piece
+            master.grad = machine.run("cat", (self.kept,), master.shape, self.dtype)
+            if self.dtype != FLOAT32:
+                master.grad = machine.run("_to_copy", (master.grad,), master.shape, FLOAT32)
             master.grad.block.role = Role.GRADIENTS
             machine.launch("mul_", (master.grad,), FLOAT32, master.grad.nbytes)
             optimizer.step()

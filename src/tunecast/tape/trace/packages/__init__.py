@@ -6,6 +6,7 @@
     collectives.py       an operation with its bytes, finished when it returns
     datasets.py          maps in this process, and reads back what it wrote
     ddp.py               DistributedDataParallel, whose reducer is C++ and runs as it is
+    deepspeed.py         its ZeRO optimizers run as they are, on gradients taken as finite
     distributed.py       torch.distributed: rank 0 of any number of ranks, alone
     dtensor.py           device meshes and DTensor
     flash_attention.py   a stand-in for flash-attn
@@ -83,6 +84,7 @@ def install(recorder: Any) -> None:
         bitsandbytes,
         collectives,
         ddp,
+        deepspeed,
         distributed,
         dtensor,
         flash_attention,
@@ -94,7 +96,7 @@ def install(recorder: Any) -> None:
     )
 
     for package in (
-        accelerate, apollo, bitsandbytes, collectives, ddp, distributed, dtensor, flash_attention, fsdp, inductor,
-        transformers, triton, unsloth,
+        accelerate, apollo, bitsandbytes, collectives, ddp, deepspeed, distributed, dtensor, flash_attention, fsdp,
+        inductor, transformers, triton, unsloth,
     ):  # fmt: skip
         package.install(recorder)

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
-from tunecast.errors import Unsupported
 from tunecast.tape.trace.packages import after_import
 from tunecast.tape.trace.recorder import Recorder, nbytes
 
@@ -43,7 +42,6 @@ def install(recorder: Recorder) -> None:
     after_import("torch.distributed.distributed_c10d", fake_groups)
     after_import("torch.multiprocessing.spawn", spawn_rank_zero)
     after_import("accelerate.utils.random", keep_generators)
-    after_import("deepspeed", refuse_deepspeed)
 
 
 def reuse_at_once(recorder: Recorder) -> None:
@@ -163,15 +161,3 @@ def keep_generators(module: ModuleType) -> None:
         synchronize(rng_type, None if generator is None else Kept(generator))
 
     module.synchronize_rng_state = synchronize_rng_state  # type: ignore[attr-defined]
-
-
-def refuse_deepspeed(module: ModuleType) -> None:
-    def initialize(*args: Any, **kwargs: Any) -> None:
-        raise Unsupported(
-            "DeepSpeed (ZeRO) is not traced. To fix: trace the same model with FSDP2 (fully_shard, or "
-            "`fsdp_version: 2` in the accelerate config), whose full sharding corresponds to ZeRO-3."
-        )
-
-    module.initialize = initialize  # type: ignore[attr-defined]
-    if hasattr(module, "zero"):  # `deepspeed.zero.Init()`, under which transformers builds models for ZeRO-3
-        module.zero.Init = initialize

@@ -1,0 +1,138 @@
+"""ZeRO on paper against DeepSpeed's own engine, traced on a process group that is not there: the same allocations and
+frees, in the same order, on the same streams, and the same collectives. Two layers, two steps.
+
+Below a kilobyte are numbers DeepSpeed keeps books with: scales of the loss, norms, flags of an overflow. Collectives
+of a single number are compared all the same.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytest.importorskip("deepspeed")
+
+from installed import as_installed
+
+from tunecast.tape.build.job_runs import build
+from tunecast.tape.build.sharding import zero
+from tunecast.tape.card import Card
+from tunecast.tape.trace.run import trace_script
+
+HERE = Path(__file__).parent / "sharding_cases"
+WORTH_COMPARING_BYTES = 1024
+TRACKER_BYTES = 1
+"""Of stage 3, while loading: whether anything was infinite (`inf_or_nan_tracker`)."""
+
+
+def loaded(name: str) -> ModuleType:
+    sys.path.insert(0, str(HERE))
+    try:
+        spec = importlib.util.spec_from_file_location(f"sharding_{name}", HERE / f"{name}.py")
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(HERE))
+    return module
+
+
+CASES = loaded("zero_cases")
+TRACING = loaded("trace_zero")
+
+
+@pytest.fixture(scope="module")
+def traced(
+    selected: list[str], tmp_path_factory: pytest.TempPathFactory, trace_cases: Callable[..., dict[str, Any]]
+) -> dict[str, Any]:
+    cases = [[name, *CASES.case(name)] for name in selected]
+    return trace_cases(HERE / "trace_zero.py", cases, tmp_path_factory.mktemp("zero"))
+
+
+def parted(events: list[Any]) -> tuple[int, list[Any]]:
+    """Bytes that loading leaves, and what the steps ask for and let go: size and stream. Frees between two requests are
+    in no order."""
+    first = next(place for place, event in enumerate(events) if event[1] != "load" and event[2] > 0)
+    held = sum(event[2] for event in events[:first])
+    steps: list[Any] = []
+    frees: list[Any] = []
+    for _, _, size, stream, _ in events[first:]:
+        if abs(size) < WORTH_COMPARING_BYTES:
+            continue
+        if size < 0:
+            frees.append([size, stream])
+        else:
+            steps += [*sorted(frees), [size, stream]]
+            frees = []
+    return held, steps
+
+
+@pytest.mark.parametrize("name", CASES.CASES)
+def test_same_allocations_and_collectives_as_deepspeed(
+    traced: dict[str, Any], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not isinstance(traced[name], str), traced[name]
+    values, config, lengths, file = CASES.case(name)
+    known = {each.name for each in fields(zero.DeepSpeedSettings)}
+    asked = {field.removeprefix("stage3_"): value for field, value in file.items()}
+    assert asked.keys() <= known
+    monkeypatch.setattr(zero, "settings_of", lambda *_: zero.DeepSpeedSettings(**asked))
+    tape = build(as_installed(values), config, lengths, Card())
+    (our_load, ours), (their_load, theirs) = parted(TRACING.told(tape.events)), parted(traced[name][0])
+    assert len(theirs) > 500
+    for place, (mine, their) in enumerate(zip(ours, theirs, strict=False)):
+        around = slice(max(0, place - 3), place + 3)
+        assert mine == their, f"event {place} of {len(theirs)}: built {ours[around]}, traced {theirs[around]}"
+    assert len(ours) == len(theirs)
+    assert 0 <= their_load - our_load <= TRACKER_BYTES
+    assert sent(TRACING.sent(TRACING.trained(tape.events))) == sent(traced[name][1])
+
+
+TRAINERS: dict[str, dict[str, Any]] = {
+    "zero2": {"parallel": {"data": "zero2"}},
+    "zero3": {"parallel": {"data": "zero3"}, "gradient_checkpointing": True, "grad_accum": 2},
+}
+
+
+@pytest.mark.parametrize("stage", TRAINERS)
+def test_the_trainer_with_deepspeed_is_on_paper(stage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A whole program, unmodified, as a user starts it on eight cards. Norms, which do not decay, are a group."""
+    job = CASES.JOB | {"hardware": {"gpus": 8}, "stack": "llama-factory", "grad_accum": 1} | TRAINERS[stage]
+    job |= {"checkpoint_reentrant": False}
+    script = HERE.parent / "scripts_distributed" / "deepspeed_trainer.py"
+    case = json.dumps({"job": job, "config": CASES.LLAMA, "file": {}})
+    tape, answer = trace_script(str(script), (case,), Card(), nproc_per_node=8, steps=2)
+    assert (answer.error, answer.steps) == (None, 2)
+    monkeypatch.setattr(zero, "settings_of", lambda *_: zero.DeepSpeedSettings())
+    built = build(as_installed(job), CASES.LLAMA, [256, 256], Card())
+    ours, theirs = (forwards(TRACING.told(events)) for events in (built.events, tape.events))
+    assert len(theirs) > 1000
+    for place, (mine, their) in enumerate(zip(ours, theirs, strict=False)):
+        assert mine == their, f"event {place} of {len(theirs)}: built {mine}, traced {their}"
+    assert 0 <= len(ours) - len(theirs) <= SMALL_WEIGHTS
+
+
+SMALL_WEIGHTS = 6
+"""With which the last step ends, or what it lets go: the program is over before that is seen."""
+
+
+def forwards(events: list[Any]) -> list[Any]:
+    """From the first forward pass to the last request of the last step's optimizer."""
+    first = next(place for place, event in enumerate(events) if event[1] == "forward" and event[2] > 0)
+    last = max(place for place, event in enumerate(events) if event[1] == "optimizer" and event[2] > 0)
+    return parted(events[first : last + 1])[1]
+
+
+def sent(collectives: list[Any]) -> list[Any]:
+    """Name, bytes and ranks. Broadcasts are of numbers that ranks compare."""
+    return [collective[:4] for collective in collectives if collective[0] != "broadcast"]
