@@ -341,10 +341,15 @@ NOT_COMPARED = "{} in a model with layers without attention was read, not compar
 
 class DeltaDecoder(decoder.Decoder):
     kernels: Sequence[str] = OF_DELTA_RULE
+    """Packages whose kernels its layers take where they are installed."""
+    kernels_compared = True
 
     def __init__(self, machine: Machine, config: Config, family: type[decoder.CausalLM]) -> None:
         super().__init__(machine, config, family)
         tell_kernels(machine, self.kernels)
+        for package in () if self.kernels_compared else self.kernels:
+            if package in machine.kernels:
+                machine.guesses[NOT_COMPARED.format(f"the kernels of {package}")] = None
         padded = "padding" if machine.masked else "packing" if machine.packs else None
         for what in (padded, machine.attention if machine.attention.startswith("flash") else None):
             if what is not None:

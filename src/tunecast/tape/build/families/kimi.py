@@ -235,6 +235,8 @@ class KimiLayer(decoder.Layer):
 
 
 class KimiDecoder(DeltaDecoder):
+    kernels_compared = False
+
     def __init__(self, machine: Machine, config: Config, family: type[decoder.CausalLM]) -> None:
         super().__init__(machine, config, family)
         self.rotates = False

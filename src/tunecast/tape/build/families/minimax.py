@@ -120,6 +120,8 @@ class MiniMaxFullAttention(decoder.SelfAttention):
 
 
 class BlockedDecoder(DeltaDecoder):
+    kernels = ()
+
     def masks(self, attention_mask: Tensor, inputs_embeds: Tensor) -> dict[str, Any]:
         full = causal_mask(attention_mask, inputs_embeds, self.window)
         return {FULL: full, LINEAR: recurrent_mask(attention_mask)}

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+from tunecast.job.kernels import OF_MAMBA
 from tunecast.tape.build import decoder
 from tunecast.tape.build import functional as F
 from tunecast.tape.build.decoder import FULL, Config
@@ -150,6 +151,9 @@ class NemotronBlock(decoder.CheckpointingLayer):
 
 
 class NemotronDecoder(DeltaDecoder):
+    kernels = OF_MAMBA
+    kernels_compared = False
+
     def __init__(self, machine: Machine, config: Config, family: type[decoder.CausalLM]) -> None:
         super().__init__(machine, config, family)
         self.rotates = False
