@@ -117,9 +117,8 @@ def _newest(*packages: str) -> dict[str, str]:
     return {package: RELEASES[package].newest for package in packages}
 
 
-_TORCH = {"torch": "2.11.0"}
-_HUGGING_FACE = {**_TORCH, "transformers": "5.17.0", "peft": "0.21.0", "bitsandbytes": "0.50.2"}
-"""The releases of most measured runs (benchmarks/data)."""
+_TORCH = _newest("torch")
+_HUGGING_FACE = {**_TORCH, **_newest("transformers", "peft", "bitsandbytes")}
 _TRAINER = {**_HUGGING_FACE, **_newest("liger-kernel", "accelerate")}
 
 _AXOLOTL = Stack(
