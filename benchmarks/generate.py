@@ -20,12 +20,27 @@ sys.path.insert(0, str(HERE.parent / "src"))
 from tunecast.errors import UsageError  # noqa: E402
 from tunecast.job import job_from_dict  # noqa: E402
 from tunecast.job.registry import bundled_config, bundled_models  # noqa: E402
+from tunecast.tape.build.families import model_of  # noqa: E402
+from tunecast.tape.build.machine import Machine  # noqa: E402
+from tunecast.tape.card import Card  # noqa: E402
+from tunecast.tape.shorten import layers_to_trace, with_layers  # noqa: E402
 
 SEED = 20261115
 COUNT = 22
 LIGER = {"llama", "qwen2", "mistral", "qwen3", "gemma2", "phi3", "granite", "olmo2"}
 CLOSED_SEED, CLOSED_COUNT, MOST_PARAMETERS = 20261116, 24, 10_000_000_000
 """The second draw, for the closed form: over all bundled text models up to that size."""
+EDGE_SEED, EDGE_COUNT = 20261117, 24
+"""The third draw, over the architectures added last (`NEWEST`), each as likely as another."""
+NEWEST = (
+    "deepseek_v32", "falcon_h1", "glm4_moe", "glm4_moe_lite", "granitemoehybrid", "lfm2", "lfm2_moe", "minimax_m2",
+    "ministral3", "mistral4", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next",
+)  # fmt: skip
+MEASURED_WITH = {
+    "torch_version": "2.11.0", "transformers_version": "5.17.0", "peft_version": "0.21.0",
+    "bitsandbytes_version": "0.50.2",
+}  # fmt: skip
+"""The releases on the machine that measures."""
 SMALL = 2_000_000_000
 """Full fine-tuning is drawn for models up to about this many parameters, and 8-bit or plain SGD for the others."""
 
@@ -109,6 +124,44 @@ def bundled(most: int = MOST_PARAMETERS) -> dict[str, Any]:
         for name, entry in bundled_models().items()
         if entry["parameters"] <= most and "parts" not in entry
     }
+
+
+def edge_jobs() -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Jobs of one architecture after the other, in an order that is drawn; and the models they are of."""
+    models, pick = newest_models(), random.Random(EDGE_SEED)
+    order: list[str] = []
+    while len(order) < EDGE_COUNT:
+        order += pick.sample(NEWEST, len(NEWEST))
+    jobs = []
+    for number, family in enumerate(order[:EDGE_COUNT]):
+        of_it = {name: model for name, model in models.items() if model["family"] == family}
+        (job,) = drawn(1, pick.randrange(2**32), "edge", of_it)
+        jobs.append({**job, "id": f"edge-{number:02d}", **MEASURED_WITH})
+    return jobs, models
+
+
+def newest_models(most: int = MOST_PARAMETERS) -> dict[str, Any]:
+    """The text parts of the bundled models of `NEWEST`, larger ones with fewer layers."""
+    found = {}
+    for name in bundled_models():
+        whole = bundled_config(name)
+        config = whole.get("text_config", whole)
+        if config["model_type"] in NEWEST:
+            found[name] = {"family": config["model_type"], **_cut(config, most)}
+    return found
+
+
+def _cut(config: dict[str, Any], most: int) -> dict[str, Any]:
+    """Of as many layers as that number of parameters allows, at least of those that stand for all."""
+    least, _, layers = layers_to_trace(config)
+    while layers > least and _parameters(with_layers(config, layers)) > most:
+        layers -= 1
+    config = with_layers(config, layers)
+    return {"parameters": _parameters(config), "config": config}
+
+
+def _parameters(config: dict[str, Any]) -> int:
+    return sum(parameter.numel() for parameter in model_of(Machine(Card()), config).parameters())
 
 
 if __name__ == "__main__":

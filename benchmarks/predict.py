@@ -2,6 +2,7 @@
 
 python benchmarks/predict.py --python ENV/bin/python        writes data/generated_predictions.jsonl
 python benchmarks/predict.py --engine analytic              writes data/closed_predictions.jsonl
+python benchmarks/predict.py --edge                         writes data/edge_predictions.jsonl
 """
 
 from __future__ import annotations
@@ -17,12 +18,11 @@ from typing import Any
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "src")]
 
-from generate import CLOSED_COUNT, CLOSED_SEED, bundled, drawn  # noqa: E402
+from generate import CLOSED_COUNT, CLOSED_SEED, bundled, drawn, edge_jobs  # noqa: E402
 from memory import H200_CAPACITY_BYTES, commit  # noqa: E402
 
 from tunecast.errors import TunecastError  # noqa: E402
 from tunecast.job import job_from_dict  # noqa: E402
-from tunecast.job.registry import bundled_config  # noqa: E402
 from tunecast.prediction.memory.allocator import AllocatorSettings, takes_oldest_segment_first  # noqa: E402
 from tunecast.prediction.memory.replay import replay, rows_of  # noqa: E402
 from tunecast.tape.build.job_runs import fold_job  # noqa: E402
@@ -32,17 +32,17 @@ from tunecast.tape.op import Tape  # noqa: E402
 from tunecast.tape.trace.engine import trace_job  # noqa: E402
 
 
-def predicted(values: dict[str, Any], python: str, made_at: str) -> dict[str, Any]:
+def predicted(values: dict[str, Any], config: dict[str, Any], python: str, made_at: str) -> dict[str, Any]:
+    """By the traced engine if a `python` is given."""
     row: dict[str, Any] = {"job": values, "commit": made_at}
     job = job_from_dict(values)
     tape: Tape | Folded
     try:
         if python:
-            models = json.loads((HERE / "data" / "generated_models.json").read_text())
-            tape = trace_job(job, models[job.model]["config"], Card(), python=python)
+            tape = trace_job(job, config, Card(), python=python)
         else:
-            row["config"] = bundled_config(job.model)
-            tape = fold_job(job, row["config"], Card())
+            row["config"] = config
+            tape = fold_job(job, config, Card())
     except TunecastError as error:
         return row | {"refused": error.message}
     settings = AllocatorSettings(
@@ -65,16 +65,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--python", default=sys.executable, help="interpreter with torch and the measured packages")
     parser.add_argument("--engine", choices=("traced", "analytic"), default="traced")
+    parser.add_argument("--edge", action="store_true", help="the closed form, over the newest architectures")
     parser.add_argument("--jobs", type=int, default=1, help="tapes at once; each takes two cores and 2 GiB")
     parser.add_argument("--commit", help="the commit this is a copy of, where git cannot say")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    closed = options.engine == "analytic"
-    jobs = drawn(CLOSED_COUNT, CLOSED_SEED, "closed", bundled()) if closed else drawn()
-    python = "" if closed else options.python
-    path = options.out or HERE / "data" / f"{'closed' if closed else 'generated'}_predictions.jsonl"
+    if options.edge:
+        name, (jobs, models) = "edge", edge_jobs()
+    elif options.engine == "analytic":
+        name, models = "closed", bundled()
+        jobs = drawn(CLOSED_COUNT, CLOSED_SEED, "closed", models)
+    else:
+        name, jobs = "generated", drawn()
+        models = json.loads((HERE / "data" / "generated_models.json").read_text())
+    python = options.python if name == "generated" else ""
+    path = options.out or HERE / "data" / f"{name}_predictions.jsonl"
+    configs = [models[job["model"]]["config"] for job in jobs]
     with path.open("w") as out, ProcessPoolExecutor(options.jobs) as pool:
-        for row in pool.map(predicted, jobs, repeat(python), repeat(options.commit or commit())):
+        for row in pool.map(predicted, jobs, configs, repeat(python), repeat(options.commit or commit())):
             out.write(json.dumps(row) + "\n")
             print(row["job"]["id"], row.get("predicted") or row.get("refused"), flush=True)
 

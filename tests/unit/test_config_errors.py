@@ -24,7 +24,7 @@ JOB = {"method": "lora", "lora": {"targets": "all-linear"}, "seq_len": 64, "micr
 
 def predict(folder: Path, config: dict[str, Any]) -> tunecast.Prediction:
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    return tunecast.predict({"model": str(folder), **JOB})
+    return tunecast.predict({"model": str(folder), **JOB}, engine="analytic")
 
 
 @pytest.mark.parametrize("name", sorted(bundled_names()))

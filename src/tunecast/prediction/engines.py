@@ -53,7 +53,11 @@ def predict(
     warning = None
     if engine == "traced" or (engine is None and not is_written(resolve_model(job.model).raw)):
         from tunecast.prediction.traced import traced
+        from tunecast.tape.trace.limits import TraceLimits
 
+        if engine is None:
+            limits = how.get("limits") or TraceLimits()
+            how["limits"] = limits._replace(seconds=min(limits.seconds, UNASKED_S))
         try:
             return traced(job, **how)
         except TunecastError as error:
@@ -64,6 +68,8 @@ def predict(
 
 
 LONGEST_REASON = 240
+UNASKED_S = 120.0
+"""Nobody asked for a trace: longer than this nobody waits for it."""
 
 
 def _in_short(message: str) -> str:

@@ -32,6 +32,8 @@ from .readings import (
 )
 from .rooms import OOM_LOG, SMALL_CONFIG, _unreachable, set_network
 
+PREDICT = ("predict", "--engine", "analytic")
+"""Without tracing, which takes seconds where an architecture is unknown."""
 QUICK = ("predict", "models", "gpus", "nodes", "offers", "explain-oom", "compare", "trace", "calibrate", "")
 SEARCHING = ("plan", "fit", "largest")
 SMALL_MODELS = (
@@ -132,7 +134,7 @@ def prediction_input(rng: Random, number: int) -> Input:
     as_text = rng.random() < 0.05
     models = SMALL_MODELS if as_text or rng.random() < 0.8 else sorted(bundled_names())
     job = any_job(rng) | {"model": "./small"} if rng.random() < 0.2 else legal_job(rng, rng.choice(models))
-    return _with_file(job, ["predict", "fuzz.json", "--details" if as_text else "--json"])
+    return _with_file(job, [*PREDICT, "fuzz.json", "--details" if as_text else "--json"])
 
 
 def _with_file(job: Any, words: list[str], stdin: bytes = b"") -> Input:
@@ -158,7 +160,7 @@ def config_prediction_input(rng: Random, number: int) -> Input:
         job["lora"] = {"targets": "all-linear"}
     if rng.random() < 0.15:
         job["stack"] = rng.choice(all_knobs()["stack"].choices)
-    asked = _with_file(job, ["predict", "fuzz.json", "--json"])
+    asked = _with_file(job, [*PREDICT, "fuzz.json", "--json"])
 
     def ask() -> Said:
         config_folder(config)
@@ -182,7 +184,9 @@ def search_input(rng: Random, number: int) -> Input:
         )
     if command == "compare":
         return _with_file(job, ["compare", "fuzz.json", "--to", f"seq_len={rng.randint(1, 5000)}", "--json"])
-    words = [command, "fuzz.json", *(["--json"] if command != "predict" and rng.random() < 0.7 else [])]
+    if command == "predict":
+        return _with_file(job, [*PREDICT, "fuzz.json"], OOM_LOG.encode())
+    words = [command, "fuzz.json", *(["--json"] if rng.random() < 0.7 else [])]
     return _with_file(job, words, OOM_LOG.encode())
 
 
