@@ -117,8 +117,9 @@ def _newest(*packages: str) -> dict[str, str]:
     return {package: RELEASES[package].newest for package in packages}
 
 
-_TORCH = _newest("torch")
-_HUGGING_FACE = {**_TORCH, **_newest("transformers", "peft", "bitsandbytes")}
+_TORCH = {"torch": "2.11.0"}
+"""Of stacks whose newest releases came out in its days, or before."""
+_HUGGING_FACE = _newest("torch", "transformers", "peft", "bitsandbytes")
 _TRAINER = {**_HUGGING_FACE, **_newest("liger-kernel", "accelerate")}
 
 _AXOLOTL = Stack(
@@ -181,7 +182,7 @@ _TRANSFORMERS = replace(
 _UNSLOTH = Stack(
     "unsloth",
     "unsloth",
-    {**_HUGGING_FACE, **_newest("unsloth")},
+    {**_TORCH, "transformers": "5.17.0", **_newest("peft", "bitsandbytes", "unsloth")},  # as it was traced
     uses_trainer=True,
     has_trainer_sampler=True,
     recipe="recipes_unsloth",
