@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent / "src"))
+sys.path[:0] = [str(HERE), str(HERE.parent / "src")]
+
+from machine import MEASURED_WITH  # noqa: E402
 
 from tunecast.errors import UsageError  # noqa: E402
 from tunecast.job import job_from_dict  # noqa: E402
@@ -30,17 +32,13 @@ COUNT = 22
 LIGER = {"llama", "qwen2", "mistral", "qwen3", "gemma2", "phi3", "granite", "olmo2"}
 CLOSED_SEED, CLOSED_COUNT, MOST_PARAMETERS = 20261116, 24, 10_000_000_000
 """The second draw, for the closed form: over all bundled text models up to that size."""
-EDGE_SEED, EDGE_COUNT = 20261117, 24
+EDGE_SEED, EDGE_COUNT = 20261117, 36
 """The third draw, over the architectures added last (`NEWEST`), each as likely as another."""
 NEWEST = (
-    "deepseek_v32", "falcon_h1", "glm4_moe", "glm4_moe_lite", "granitemoehybrid", "lfm2", "lfm2_moe", "minimax_m2",
-    "ministral3", "mistral4", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next",
+    "deepseek_v32", "deepseek_v4", "falcon_h1", "gemma3n_text", "gemma4_text", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa",
+    "granitemoehybrid", "kimi_linear", "lfm2", "lfm2_moe", "minimax_m2", "ministral3", "mistral4", "nemotron_h",
+    "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next",
 )  # fmt: skip
-MEASURED_WITH = {
-    "torch_version": "2.11.0", "transformers_version": "5.17.0", "peft_version": "0.21.0",
-    "bitsandbytes_version": "0.50.2",
-}  # fmt: skip
-"""The releases on the machine that measures."""
 SMALL = 2_000_000_000
 """Full fine-tuning is drawn for models up to about this many parameters, and 8-bit or plain SGD for the others."""
 

@@ -30,6 +30,9 @@ from typing import Any
 HERE = Path(__file__).parent
 ROOT = HERE.parent
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "src" / "tunecast" / "learn")]
+
+from machine import MEASURED_WITH  # noqa: E402
+
 MODELS = ROOT / "src" / "tunecast" / "job" / "models"
 PHASES = ("forward", "backward", "clip", "optimizer", "zero_grad")
 WARM, TIMED = 3, 12
@@ -170,7 +173,7 @@ def job_values(case: dict[str, Any]) -> dict[str, Any]:
     given = {name: value for name, value in case.items() if name not in ("layers", "experts", "real", "trainer")}
     if given["method"] == "full":
         given.pop("lora", None)
-    return {**given, "hardware": {"gpu": "h200-sxm-141gb"}}
+    return {**given, **MEASURED_WITH, "hardware": {"gpu": "h200-sxm-141gb"}}
 
 
 def steps_of_case(case: dict[str, Any], steps: int) -> dict[str, Any]:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import random
 from typing import Any
 
+from machine import MEASURED_WITH
+
 Case = dict[str, Any]
 
 LORA = {"rank": 16, "alpha": 32, "dropout": 0.0, "targets": "all-linear"}
@@ -45,7 +47,7 @@ def case(name: str, model: str, *parts: dict[str, Any], lengths: list[int], **mo
     run = {**SILENT, **more.pop("run", {})}
     outside = {key: more.pop(key) for key in ("padding_free",) if key in more}
     hardware = {"gpu": "h200-sxm-141gb", "download_bytes_per_s": None}
-    job: dict[str, Any] = {"model": model, "autocast": "bfloat16"}
+    job: dict[str, Any] = {"model": model, "autocast": "bfloat16", **MEASURED_WITH}
     for part in parts:
         job |= part
     return {"id": name, **outside, "job": {**job, **more, "data": data, "run": run, "hardware": hardware}}

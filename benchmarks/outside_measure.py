@@ -27,6 +27,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from machine import MEASURED_WITH
+
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # else asking for a card spoils the fork
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -41,8 +43,8 @@ PHASES = ("rest", "write", "load", "move", "train", "save", "evaluate", "read_we
 
 ONE, THREE = "llama-3.2-1b", "llama-3.2-3b"
 LORA = {"rank": 16, "targets": "all-linear", "dropout": 0.0}
-FULL = {"model": ONE, "method": "full", "weights_dtype": "bfloat16"}
-ADAPTERS = {"model": THREE, "method": "lora", "weights_dtype": "bfloat16", "lora": LORA}
+FULL = {"model": ONE, "method": "full", "weights_dtype": "bfloat16", **MEASURED_WITH}
+ADAPTERS = {"model": THREE, "method": "lora", "weights_dtype": "bfloat16", "lora": LORA, **MEASURED_WITH}
 NF4 = {"format": "nf4", "double_quant": True, "prepare_kbit": False}
 QUANTIZED = ADAPTERS | {"method": "qlora", "quantization": NF4}
 

@@ -38,7 +38,7 @@ TAPE = Tape(
         Op("mm", source="train.py:7"),
         Alloc(1, 30 * MIB, Role.ACTIVATIONS, "model.layers.0"),
     ),
-    versions={"torch": "2.13.0"},
+    versions={"torch": "2.11.0"},
 )
 
 

@@ -37,7 +37,7 @@ def needed(job: Job, **_: Any) -> Prediction:
         (8 * GIB if job.method == "full" else 0, Role.GRADIENTS),
     ]
     events = [Alloc(index, nbytes, role, "model") for index, (nbytes, role) in enumerate(blocks) if nbytes]
-    tape = Tape((events[0], Begin(Phase.FORWARD, 0), *events[1:]), versions={"torch": "2.13.0"})
+    tape = Tape((events[0], Begin(Phase.FORWARD, 0), *events[1:]), versions={"torch": "2.11.0"})
     held = job_on_card(job, gpu(job.hardware.gpu), tape)
     return Prediction(job, model, held)
 

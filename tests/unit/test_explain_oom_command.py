@@ -48,7 +48,7 @@ def needed(job: Job, **_: Any) -> Prediction:
             Op("log_softmax"),
             Alloc(2, rows * GIB, Role.LOGITS_AND_LOSS, "model"),
         ),
-        versions={"torch": "2.13.0"},
+        versions={"torch": "2.11.0"},
     )
     held = job_on_card(job, gpu(job.hardware.gpu), tape)
     return Prediction(job, resolve_model(job.model), held)

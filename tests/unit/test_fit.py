@@ -51,7 +51,7 @@ def predicted(job: Job, **_: Any) -> Prediction:
     if job.compile:
         raise UsageError("compile: not here", field="compile")
     parts = (Alloc(0, round(needs_gib(job) * GIB), Role.WEIGHTS, "model"), Begin(Phase.FORWARD, 0))
-    held = job_on_card(job, gpu(job.hardware.gpu), Tape(parts, versions={"torch": "2.13.0"}))
+    held = job_on_card(job, gpu(job.hardware.gpu), Tape(parts, versions={"torch": "2.11.0"}))
     step_s = seconds(job)
     tokens_per_s = job.micro_batch * job.grad_accum * job.seq_len / step_s
     time = Time(step_s, step_s, step_s, tokens_per_s, tokens_per_s, None, "compute", {})

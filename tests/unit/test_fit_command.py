@@ -34,7 +34,7 @@ hardware:
 def predicted(job: Job, **_: Any) -> Prediction:
     need = (8 if job.method == "full" else 1) + job.micro_batch * (1 if job.gradient_checkpointing else 4)
     held = job_on_card(
-        job, gpu(job.hardware.gpu), Tape((Alloc(0, need * GIB, Role.WEIGHTS),), versions={"torch": "2.13"})
+        job, gpu(job.hardware.gpu), Tape((Alloc(0, need * GIB, Role.WEIGHTS),), versions={"torch": "2.11.0"})
     )
     step_s = 1.25 if job.gradient_checkpointing else 1.0
     time = Time(step_s, step_s, step_s, 1000 / step_s, 1000 / step_s, None, "compute", {})

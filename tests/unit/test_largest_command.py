@@ -51,7 +51,7 @@ def needed(job: Job, **_: Any) -> Prediction:
             Begin(Phase.FORWARD, 0),
             Alloc(1, job.micro_batch * job.seq_len * 2 * MIB, Role.ACTIVATIONS, "model"),
         ),
-        versions={"torch": "2.13.0"},
+        versions={"torch": "2.11.0"},
     )
     held = job_on_card(job, gpu(job.hardware.gpu), tape)
     return Prediction(job, resolve_model(job.model), held)

@@ -46,7 +46,7 @@ TAPE = Tape(
         Begin(Phase.FORWARD, 1),
         Begin(Phase.OPTIMIZER, 1),
     ),
-    versions={"torch": "2.13.0"},
+    versions={"torch": "2.11.0"},
 )
 LESS = ("best", "compute_capability")
 """Keys of which JSON has less than the attribute: the pick's name, the capability as text."""

@@ -18,9 +18,11 @@ SMALL = {"model": "llama-3.2-1b", "hardware": {"gpu": "h100-sxm-80gb"}}
 
 
 def reasons(**more: Any) -> tuple[str, ...]:
+    """What was guessed; what no run was measured with comes after it."""
     found = tunecast.predict(SMALL | more)
-    assert found.exactness == ("estimate" if found.reasons else "exact")
-    return tuple(found.reasons)
+    guessed = tuple(reason for reason in found.reasons if not reason.startswith("no run was measured "))
+    assert found.exactness == ("estimate" if guessed else "exact")
+    return guessed
 
 
 @pytest.mark.parametrize("release", ["4.43.0", "4.57.1", "5.17.0", "5.20", "5.22.2"])
@@ -43,6 +45,30 @@ def test_every_package_has_a_field_that_says_so(field: str) -> None:
 @pytest.mark.parametrize("gpus", [1, 2])
 def test_a_torch_that_is_followed_is_exact(gpus: int) -> None:
     assert reasons(torch_version="2.15.0", hardware={"gpu": "h100-sxm-80gb", "gpus": gpus}) == ()
+
+
+def test_the_newest_is_meant_where_nobody_says() -> None:
+    told = " ".join(tunecast.predict(SMALL).assumptions)
+    for package in ("torch", "transformers", "peft", "bitsandbytes"):
+        assert f"{package} {RELEASES[package].newest}" in told
+
+
+def test_what_no_run_was_measured_with_is_told_and_widens_the_range() -> None:
+    card = {"hardware": {"gpu": "h200-sxm-141gb"}}
+    measured = {each.field: each.measured for each in RELEASES.values() if each.measured}
+    known = tunecast.predict(SMALL | card | measured)
+    newer = tunecast.predict(SMALL | card | measured | {"transformers_version": "5.22.2"})
+    patched = tunecast.predict(SMALL | card | measured | {"transformers_version": "5.17.1"})
+    elsewhere = tunecast.predict(SMALL | measured)
+    assert known.reasons == patched.reasons == ()
+    told = "no run was measured with transformers 5.22.2; measured: transformers 5.17.0"
+    assert newer.reasons == (told,) and newer.exactness == "exact"
+    assert elsewhere.reasons == ("no run was measured on the H100 SXM 80 GB",) and elsewhere.exactness == "exact"
+    for kind in ("allocated", "reserved", "device"):
+        low, high = getattr(known.memory.range_bytes, kind)
+        for other in (newer, elsewhere):
+            wider_low, wider_high = getattr(other.memory.range_bytes, kind)
+            assert wider_high - wider_low > high - low
 
 
 @pytest.mark.parametrize("release", ["banana", "", "5.", "-1", 5.2, 5, "5.2; rm", "1" * 200])

@@ -43,7 +43,7 @@ TAPE = Tape(
         Free(4),
     ),
     guesses=(),
-    versions={"torch": "2.13.0"},
+    versions={"torch": "2.11.0"},
 )
 SETTINGS = AllocatorSettings()
 

@@ -51,7 +51,7 @@ FIGURES = Figures(
     room=Room(21 * GIB, 20 * GIB + GIB // 2, 22 * GIB, 40 * GIB, fits=True),
     smallest_capacity_bytes=20 * GIB + 512 * MIB,
     assumptions=("data sets are used as they are",),
-    versions={"torch": "2.13.0"},
+    versions={"torch": "2.11.0"},
 )
 NEEDS = Room(20 * GIB + GIB // 2, 20 * GIB, 21 * GIB + GIB // 2, 16 * GIB, fits=False)
 TOO_SMALL = dataclasses.replace(FIGURES, gpu="l4", room=NEEDS, stopped_by=LOGITS)

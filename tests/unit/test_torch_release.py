@@ -10,7 +10,7 @@ from tunecast.job import job_from_dict
 
 JOB = {
     "model": "qwen2.5-7b", "method": "lora", "micro_batch": 1, "seq_len": 2048, "gradient_checkpointing": True,
-    "hardware": {"gpu": "rtx-4090"},
+    "hardware": {"gpu": "rtx-4090"}, "transformers_version": "5.17.0",
 }  # fmt: skip
 TRACED_BY_2_13 = {1: (19532608512, 20627587072, 19765657600), 4: (19552793600, 20638072832, 19782434816)}
 """By micro-batches a step: allocated, reserved, least capacity; `predict --engine traced` with torch 2.13.0. With 2.11

@@ -108,7 +108,7 @@ def test_why_it_was_not_traced_is_told(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr("tunecast.prediction.traced.tracing_python", no_torch)
     found = predict(str(tmp_path))
     assert found.exactness == "estimate"
-    assert found.reasons == ("architecture newcomer taken as Llama's",)
+    assert found.reasons[0] == "architecture newcomer taken as Llama's"
     told = "this python has no torch. To fix: pip install torch transformers"
     assert f"not traced, so the architecture is guessed: {told}" in found.warnings
     several = predict(str(tmp_path), {"hardware.gpus": 8, "parallel.data": "ddp"})

@@ -32,6 +32,7 @@ from tunecast.job.knob import (
 from tunecast.job.names import DTYPES, METHODS, TASKS
 from tunecast.job.optimizers import DEFAULT_OPTIMIZER, OPTIMIZERS
 from tunecast.job.parallel import Parallel
+from tunecast.job.releases import RELEASES
 from tunecast.job.sections import Data, Hardware, Lora, Quantization, Run
 from tunecast.job.stacks import DEFAULT_STACK, STACKS
 from tunecast.records import dataclass
@@ -39,7 +40,9 @@ from tunecast.result import notebook_html
 
 __all__ = ["Data", "Hardware", "Job", "Lora", "Parallel", "Quantization", "Run", "all_knobs", "sections"]
 
-VERSIONS: Mapping[str, str] = {"TRL": "1.16.0", "transformers": "5.17.0", "PEFT": "0.21.0", "accelerate": "1.15.0"}
+VERSIONS: Mapping[str, str] = {
+    title: RELEASES[title.lower()].newest for title in ("TRL", "transformers", "PEFT", "accelerate")
+}
 """The releases whose defaults these are."""
 
 

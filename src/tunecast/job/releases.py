@@ -25,6 +25,8 @@ class Followed(NamedTuple):
     """Oldest first."""
     field: str = "stack_version"
     """Where a job says which it means."""
+    measured: str | None = None
+    """What runs on a card were measured with (benchmarks/data); None: with none of it, or with several."""
 
     @property
     def newest(self) -> str:
@@ -32,13 +34,15 @@ class Followed(NamedTuple):
 
 
 RELEASES: Mapping[str, Followed] = {
-    "torch": Followed("2.1.0", ("2.8.0", "2.11.0", "2.13.0", "2.15.0"), "torch_version"),
-    "transformers": Followed("4.43.0", ("4.45.2", "4.48.1", "4.57.1", "5.17.0", "5.22.2"), "transformers_version"),
-    "peft": Followed("0.13.2", ("0.13.2", "0.17.1", "0.21.0", "0.21.2"), "peft_version"),
-    "trl": Followed("0.13.0", ("0.24.0", "1.16.0"), "trl_version"),
-    "bitsandbytes": Followed("0.42.0", ("0.42.0", "0.49.2", "0.50.2"), "bitsandbytes_version"),
-    "liger-kernel": Followed("0.8.5", ("0.8.5",), "liger_version"),
-    "unsloth": Followed("2026.10.9", ("2026.10.9",), "unsloth_version"),
+    "torch": Followed("2.1.0", ("2.8.0", "2.11.0", "2.13.0", "2.15.0"), "torch_version", "2.11.0"),
+    "transformers": Followed(
+        "4.43.0", ("4.45.2", "4.48.1", "4.57.1", "5.17.0", "5.22.2"), "transformers_version", "5.17.0"
+    ),
+    "peft": Followed("0.13.2", ("0.13.2", "0.17.1", "0.21.0", "0.21.2"), "peft_version", "0.21.0"),
+    "trl": Followed("0.13.0", ("0.24.0", "1.16.0"), "trl_version", "1.16.0"),
+    "bitsandbytes": Followed("0.42.0", ("0.42.0", "0.49.2", "0.50.2"), "bitsandbytes_version", "0.50.2"),
+    "liger-kernel": Followed("0.8.5", ("0.8.5",), "liger_version", "0.8.5"),
+    "unsloth": Followed("2026.10.9", ("2026.10.9",), "unsloth_version", "2026.10.9"),
     "unsloth-zoo": Followed("2026.10.9", ("2026.10.9",)),
     "accelerate": Followed("1.15.0", ("1.15.0",)),
     "deepspeed": Followed("0.19.8", ("0.19.8",)),
@@ -78,6 +82,20 @@ def beyond(releases: Mapping[str, str]) -> Iterator[str]:
             yield f"{package} {release} is newer than what is followed, {followed.newest}, whose code is taken"
         elif asked < numbers(followed.oldest)[: len(asked)]:
             yield f"{package} {release} is older than what is followed, {followed.oldest}"
+
+
+def not_measured(releases: Mapping[str, str]) -> str | None:
+    """A sentence where a run's releases are others than those of the runs that were measured; patches are alike."""
+    other = {
+        package: followed.measured
+        for package, release in releases.items()
+        if (followed := RELEASES.get(package)) and followed.measured and minor(release) != minor(followed.measured)
+    }
+    if not other:
+        return None
+    asked = ", ".join(f"{package} {releases[package]}" for package in other)
+    measured = ", ".join(f"{package} {release}" for package, release in other.items())
+    return f"no run was measured with {asked}; measured: {measured}"
 
 
 def stated(job: Job) -> dict[str, str]:

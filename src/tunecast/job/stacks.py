@@ -118,8 +118,8 @@ def _newest(*packages: str) -> dict[str, str]:
 
 
 _TORCH = {"torch": "2.11.0"}
-_HUGGING_FACE = {**_TORCH, "transformers": "5.17.0", "peft": "0.21.0", "bitsandbytes": "0.50.2"}
-"""The releases of most measured runs (benchmarks/data)."""
+"""Of stacks whose newest releases came out in its days, or before."""
+_HUGGING_FACE = _newest("torch", "transformers", "peft", "bitsandbytes")
 _TRAINER = {**_HUGGING_FACE, **_newest("liger-kernel", "accelerate")}
 
 _AXOLOTL = Stack(
@@ -185,7 +185,7 @@ _TRANSFORMERS = replace(
 _UNSLOTH = Stack(
     "unsloth",
     "unsloth",
-    {**_HUGGING_FACE, **_newest("unsloth")},
+    {**_TORCH, "transformers": "5.17.0", **_newest("peft", "bitsandbytes", "unsloth")},  # as it was traced
     uses_trainer=True,
     has_trainer_sampler=True,
     recipe="recipes_unsloth",

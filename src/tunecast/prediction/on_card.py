@@ -15,6 +15,7 @@ from tunecast.errors import UsageError
 from tunecast.hardware.cluster import Cluster, cluster_of
 from tunecast.hardware.spec import Gpu, card_name
 from tunecast.job.job import Job
+from tunecast.job.releases import not_measured
 from tunecast.job.stacks import DEFAULT_STACK, stack_of
 from tunecast.prediction.memory.allocator import AllocatorSettings, takes_oldest_segment_first
 from tunecast.prediction.memory.nccl import NONE as NO_BUFFERS
@@ -126,7 +127,14 @@ class OnCard:
     def basis(self) -> Basis:
         """What its ranges rest on."""
         varies = isinstance(self.runs, LongReplays)
-        return Basis(self.stack, self.context.measured, bool(self.guesses), self.cluster is not None, varies)
+        several, guessed = self.cluster is not None, bool(self.guesses)
+        return Basis(self.stack, self.context.measured, guessed, several, varies, not_measured(self.versions) is None)
+
+    @property
+    def unmeasured(self) -> tuple[str, ...]:
+        """What its range is wider for."""
+        card = None if self.context.measured else f"no run was measured on the {card_name(self.gpu.name)}"
+        return tuple(filter(None, (card, not_measured(self.versions))))
 
     @property
     def pages_bytes(self) -> int:
@@ -267,7 +275,7 @@ def on_card(
         runs, spread = one_of(own.orders, own.known, settings, capacity)
     return OnCard(
         make_tape=tape.make_tape if isinstance(tape, Folded) else lambda: tape,
-        guesses=tape.guesses,
+        guesses=(*tape.guesses, *([OF_AMD] if gpu.vendor == "AMD" and not context.measured else [])),
         assumptions=tape.assumptions,
         versions=tape.versions,
         gpu=gpu,
@@ -282,6 +290,12 @@ def on_card(
         managed_bytes=managed_bytes,
         spread=spread,
     )
+
+
+OF_AMD = (
+    "no AMD GPU was measured; torch's ROCm build has the same allocator, but which kernels run and what they borrow is "
+    "taken from CUDA"
+)
 
 
 def job_on_card(job: Job, gpu: Gpu, tape: Tape | Folded, managed_bytes: int = 0, own: OwnRun | None = None) -> OnCard:
@@ -302,17 +316,6 @@ def others_of(job: Job, gpu: Gpu) -> Cluster | None:
 
 
 def card_warnings(held: OnCard) -> list[str]:
-    """What is not known of the card."""
-    unlike = []
-    if held.gpu.vendor == "AMD" and not held.context.measured:
-        unlike.append(
-            "guessed: no AMD GPU was measured; torch's ROCm build has the same allocator, but which kernels run and "
-            "what they borrow is taken from CUDA"
-        )
-    return [*unlike, *context_warnings(held)]
-
-
-def context_warnings(held: OnCard) -> list[str]:
     """Its bounds are in the range of the prediction."""
     if held.context.measured:
         return []

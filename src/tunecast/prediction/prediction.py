@@ -114,12 +114,13 @@ class Prediction(Result):
 
     @property
     def exactness(self) -> Literal["exact", "estimate"]:
-        return "estimate" if self.reasons else "exact"
+        return "estimate" if self.on_card.guesses else "exact"
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Why it is an estimate: what was guessed."""
-        return self.on_card.guesses
+        """Why it is an estimate: what was guessed. And what its ranges are wider for: a card or releases with which no
+        run was measured."""
+        return (*self.on_card.guesses, *self.on_card.unmeasured)
 
     @cached_property
     def timing(self) -> Timing:
@@ -165,7 +166,7 @@ class Prediction(Result):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        guesses = (f"guessed: {guess}" for guess in self.reasons)
+        guesses = (f"guessed: {guess}" for guess in self.on_card.guesses)
         return (*guesses, *self._warnings, *card_warnings(self.on_card), *self.timing.warnings)
 
     def _releases(self) -> list[str]:

@@ -5,8 +5,8 @@ here. Runs are alike where the same is known about them:
 
     several cards     how this family of stacks shares a job among cards, wherever it was measured
     the stack's own   the closed form follows a release of TRL, litgpt or torchtune that others measured
-    measured card     an exact tape on the card that was measured, the H200
-    elsewhere         an exact tape on any other card, of transformers' own loop
+    measured card     an exact tape on the card that was measured, the H200, of the releases it was measured with
+    elsewhere         an exact tape on any other card, or of other releases, of transformers' own loop
     unseen            a stack whose memory nobody measured: as far off as all others are, each counting the same
     varying lengths   a job's own batches, replayed in their order: at least this wide, wherever it runs
     guessed           a tape with guesses: likewise
@@ -54,6 +54,7 @@ class Basis(NamedTuple):
     """Cards share the job."""
     varies: bool = False
     """The job's own batches were replayed, of many lengths."""
+    measured_releases: bool = True
 
     @property
     def own(self) -> str:
@@ -78,7 +79,7 @@ def _group(kind: str, basis: Basis, table: Mapping[tuple[str, str], BandFields])
         return basis.own
     if basis.several or (basis.stack not in TRACED and not any((basis.own, each) in table for each in KINDS)):
         return UNSEEN
-    return MEASURED_CARD if basis.measured_card else ELSEWHERE
+    return MEASURED_CARD if basis.measured_card and basis.measured_releases else ELSEWHERE
 
 
 def is_unseen(kind: str, basis: Basis) -> bool:
@@ -96,4 +97,4 @@ def range_of(nbytes: int, kind: str, basis: Basis) -> tuple[int, int]:
 
 def device_was_measured(basis: Basis) -> bool:
     """Whether such runs' device memory was ever read. Else all that is known of it is what contexts hold elsewhere."""
-    return (basis.own, "device") in BANDS or (basis.measured_card and not basis.several)
+    return (basis.own, "device") in BANDS or _group("device", basis, BANDS) == MEASURED_CARD

@@ -53,7 +53,7 @@ def _memory_runs(basis: Basis) -> str:
     elif is_unseen("reserved", basis):
         where = " of other training code"
     else:
-        where = "" if basis.measured_card else " on other GPUs"
+        where = " on other GPUs" if not basis.measured_card else "" if basis.measured_releases else " of other releases"
     return f"{band.runs} runs{where}"
 
 

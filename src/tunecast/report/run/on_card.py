@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from tunecast.prediction.memory import needs as memory
 from tunecast.prediction.memory import replay
-from tunecast.prediction.on_card import OnCard, context_warnings
+from tunecast.prediction.on_card import OnCard, card_warnings
 from tunecast.prediction.prediction import Prediction
 from tunecast.report.draw.figures import Figures, LeastCard, LiveBlock, PhasePeak
 from tunecast.report.draw.moments import Band, Moment, Timeline
@@ -26,7 +26,7 @@ def run_figures(
     """
     said, held = prediction, prediction.on_card
     apart = {f"guessed: {guess}" for guess in held.guesses}
-    context = context_warnings(held)
+    context = card_warnings(held)
     assumed = [text for text in said.assumptions if not text.startswith(("traced with ", "follows "))]
     most = held.peak if details else held.at_peak
     free_for_us = held.capacity_bytes + held.outside_bytes
