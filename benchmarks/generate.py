@@ -35,9 +35,9 @@ CLOSED_SEED, CLOSED_COUNT, MOST_PARAMETERS = 20261116, 24, 10_000_000_000
 EDGE_SEED, EDGE_COUNT = 20261117, 36
 """The third draw, over the architectures added last (`NEWEST`), each as likely as another."""
 NEWEST = (
-    "deepseek_v32", "deepseek_v4", "falcon_h1", "gemma3n_text", "gemma4_text", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa",
-    "granitemoehybrid", "kimi_linear", "lfm2", "lfm2_moe", "minimax_m2", "ministral3", "mistral4", "nemotron_h",
-    "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next",
+    "deepseek_v32", "deepseek_v4", "falcon_h1", "gemma3n_text", "gemma4_text", "glm4_moe", "glm4_moe_lite",
+    "glm_moe_dsa", "granitemoehybrid", "kimi_linear", "lfm2", "lfm2_moe", "minimax_m2", "ministral3", "mistral4",
+    "nemotron_h", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next",
 )  # fmt: skip
 SMALL = 2_000_000_000
 """Full fine-tuning is drawn for models up to about this many parameters, and 8-bit or plain SGD for the others."""
