@@ -9,7 +9,9 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from tunecast.tape.build.machine import Machine  # noqa: E402
+from tunecast.job.releases import minor  # noqa: E402
+from tunecast.tape.build.eras import Era  # noqa: E402
+from tunecast.tape.build.machine import Machine, Setup  # noqa: E402
 from tunecast.tape.build.sharding.layers import outline, split  # noqa: E402
 from tunecast.tape.build.stacks.transformers import model as model_of  # noqa: E402
 from tunecast.tape.card import Card  # noqa: E402
@@ -85,7 +87,8 @@ def test_the_split_is_transformers_own(
     size: str, tied: bool, vocabulary: int, cards: int, packed: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = config_of(size, tied, vocabulary)
+    machine = Machine(Card(), Setup(era=Era(minor(transformers.__version__))))
     for dtype in ("float32", "bfloat16"):
         theirs = decided(config, cards, dtype, packed, monkeypatch)
-        mine = split(outline(model_of(Machine(Card()), config), dtype, packed), cards, quantizes=packed is not None)
+        mine = split(outline(model_of(machine, config), dtype, packed), cards, quantizes=packed is not None)
         assert [(list(card.layers), card.embedding, card.norm, card.head) for card in mine] == theirs, dtype

@@ -14,6 +14,7 @@ import torch
 
 from tunecast.tape.card import Card
 from tunecast.tape.kernels import cub
+from tunecast.tape.kernels.gathered import chunk_cat_table_bytes, mixed_chunk_cat_table_bytes
 from tunecast.tape.kernels.launch import Multiprocessors, ReductionKernel, accumulation_bytes, buffers, extent
 from tunecast.tape.kernels.steps import Borrow, Make, Return, Script
 from tunecast.tape.trace import workspaces
@@ -130,6 +131,13 @@ def test_a_radix_sort_by_hand() -> None:
 def test_a_scan_by_hand() -> None:
     """65536 8-byte numbers: 74 tiles of 896 and 32 spare, 16 bytes each, rounded up to 1792; an empty part; 255."""
     assert cub.scan(65536, 8) == 1792 + 256 + 255
+
+
+def test_a_table_of_gradients_by_hand() -> None:
+    """Parts of 3,000 and 100 bytes: six numbers each, and which block is whose, one for each 2 KiB. Of one dtype two
+    of the lists have an end."""
+    assert chunk_cat_table_bytes([3000, 100]) == 8 * (2 * 6 + 3 + 2)
+    assert mixed_chunk_cat_table_bytes([3000, 100]) == 8 * (2 * 6 + 3)
 
 
 def test_foreach_launches_follow_tensors_and_chunks() -> None:

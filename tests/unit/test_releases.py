@@ -40,10 +40,9 @@ def test_every_package_has_a_field_that_says_so(field: str) -> None:
     assert reason.startswith(f"{FIELDS[field]} 9999.1 is newer")
 
 
-def test_sharding_is_followed_less_far() -> None:
-    assert reasons(torch_version="2.15.0") == ()
-    (reason,) = reasons(torch_version="2.15.0", hardware={"gpu": "h100-sxm-80gb", "gpus": 2})
-    assert "2.13.0" in reason
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_a_torch_that_is_followed_is_exact(gpus: int) -> None:
+    assert reasons(torch_version="2.15.0", hardware={"gpu": "h100-sxm-80gb", "gpus": gpus}) == ()
 
 
 @pytest.mark.parametrize("release", ["banana", "", "5.", "-1", 5.2, 5, "5.2; rm", "1" * 200])
@@ -74,8 +73,21 @@ WIDTHS = {
 def test_a_release_that_changed_something_has_another_tape(model_type: str, before: str, after: str) -> None:
     """Sentinels of experts in 5.18, angles in 5.19, Gemma 2 without sdpa in 5.21."""
     config = {"model_type": model_type, **WIDTHS}
-    tapes = []
-    for release in (before, after):
-        job = job_from_dict({"model": "small", "weights_dtype": "bfloat16", "transformers_version": release})
-        tapes.append([e.nbytes for e in build(job, config, [64], Card()).events if isinstance(e, Alloc)])
-    assert tapes[0] != tapes[1]
+    assert allocated(config, transformers_version=before) != allocated(config, transformers_version=after)
+
+
+def allocated(config: dict[str, Any], **more: Any) -> list[int]:
+    job = job_from_dict({"model": "small", "weights_dtype": "bfloat16", **more})
+    return [e.nbytes for e in build(job, config, [64], Card()).events if isinstance(e, Alloc)]
+
+
+def test_gradients_of_micro_batches_are_widened_one_by_one_in_torch_2_15() -> None:
+    """Before, those of a unit together when it was done; as many, in another order."""
+    config = {"model_type": "llama", **WIDTHS}
+    sharded = {
+        "hardware": {"gpus": 8}, "parallel": {"data": "fsdp", "reduce_dtype": "float32"}, "grad_accum": 2,
+        "autocast": "bfloat16",
+    }  # fmt: skip
+    older, newer, newest = (allocated(config, torch_version=torch, **sharded) for torch in ("2.13", "2.14", "2.15"))
+    assert older == newer != newest
+    assert sorted(newer) == sorted(newest)

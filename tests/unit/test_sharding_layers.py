@@ -54,7 +54,7 @@ def of_bytes(embedding: int, layer: int, layers: int, head: int) -> Outline:
     listed = TreePiece("model.layers", layer * layers, tuple(TreePiece(name, layer) for name in names))
     inside = (TreePiece("model.embed", embedding), listed, TreePiece("model.norm", 0))
     body = TreePiece("model", embedding + layer * layers, inside)
-    return Outline((body, TreePiece("head", head)), names, "model.embed", "head", not head, 100)
+    return Outline((body, TreePiece("head", head)), names, "model.embed", "head", not head, (body.nbytes + head) // 100)
 
 
 def counts(cards: tuple[CardShare, ...]) -> list[int]:
@@ -75,6 +75,20 @@ def test_cards_take_a_share_and_a_quarter_more_than_a_layer() -> None:
     assert [(card.embedding, card.norm, card.head) for card in tied] == [(True, False, True), (False, True, False)]
     # Quantised as it is loaded: nine tenths of 16 are 14.4, less 4 for the head: 4 and 3 layers.
     assert counts(split(of_bytes(4, 2, 10, 4), 2, quantizes=True)) == [3, 7]
+
+
+def test_a_leaf_larger_than_a_layer_is_what_shares_are_rounded_by() -> None:
+    """transformers 5.18. 28 bytes: a share of 14 and 1.25 x 4, 19; the first leaves 4 for the head: 4 and 5 layers."""
+    assert counts(split(of_bytes(4, 2, 10, 4)._replace(leaf_bytes=4), 2)) == [5, 5]
+
+
+@pytest.mark.parametrize(("release", "layers"), [("5.17.0", 1), ("5.18.0", 5)])
+def test_the_release_decides_how_shares_are_rounded(release: str, layers: int) -> None:
+    """An embedding of 263 million weights and 16 layers of 61, tied: 309 a card. With 1.25 layers more 385, with 1.25
+    embeddings 637; the first leaves a layer's."""
+    asked = spread(4, transformers_version=release)
+    first = candidates(asked, resolve_model("llama-3.2-1b").raw, program_of(asked).model)[0]
+    assert first["num_hidden_layers"] == layers
 
 
 def test_an_embedding_larger_than_a_share_leaves_cards_empty() -> None:

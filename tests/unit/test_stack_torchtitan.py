@@ -19,7 +19,7 @@ from tunecast.job.job import Job
 from tunecast.tape.build.job_runs import build, fold_job, whole_tape
 from tunecast.tape.build.sharding.layers import candidates
 from tunecast.tape.build.stacks import program_of
-from tunecast.tape.build.stacks.torchtitan.loop import places
+from tunecast.tape.build.stacks.torchtitan.loop import STAGES, places
 from tunecast.tape.build.stacks.torchtitan.selective import SAVED, SavePolicy
 from tunecast.tape.card import Card
 from tunecast.tape.op import Op, Phase, Tape
@@ -265,6 +265,13 @@ def test_a_ring_gathers_keys_and_values_once_a_layer() -> None:
     keys_and_values = 2 * job.micro_batch * (job.seq_len // 4) * width
     assert len(ops) == 2 * cases.LLAMA["num_hidden_layers"]
     assert {op.shapes for op in ops} == {((keys_and_values,), (4,))}
+
+
+@pytest.mark.parametrize(("torch", "guesses"), [("2.14.0", ()), ("2.15.0", (STAGES,))])
+def test_the_stages_of_torch_2_15_are_a_guess(torch: str, guesses: tuple[str, ...]) -> None:
+    given = {"model": "small", "stack": "torchtitan", "seq_len": 256, "grad_accum": 2, "torch_version": torch}
+    job = job_from_dict(given | {"parallel": {"data": "fsdp", "pipeline": 2}, "hardware": {"gpus": 4}})
+    assert build(job, cases.LLAMA, [256], Card()).guesses == guesses
 
 
 def test_the_first_backward_step_of_a_pipeline_reduces_nothing() -> None:

@@ -49,8 +49,6 @@ RELEASES: Mapping[str, Followed] = {
     "megatron-core": Followed("0.13.0", ("0.13.0",)),
     "nemo-automodel": Followed("0.5.0", ("0.5.0",)),
 }
-SHARDED_TORCH = "2.13.0"
-"""The newest whose FSDP and DDP were compared; 2.15 wrote much of FSDP 2 anew."""
 FIELDS: Mapping[str, str] = {
     followed.field: package for package, followed in RELEASES.items() if followed.field != "stack_version"
 }
@@ -80,14 +78,6 @@ def beyond(releases: Mapping[str, str]) -> Iterator[str]:
             yield f"{package} {release} is newer than what is followed, {followed.newest}, whose code is taken"
         elif asked < numbers(followed.oldest)[: len(asked)]:
             yield f"{package} {release} is older than what is followed, {followed.oldest}"
-
-
-def guesses_of(job: Job) -> Iterator[str]:
-    """What is taken for granted about the releases a job names."""
-    yield from beyond(stated(job))
-    torch = job.torch_version
-    if torch is not None and job.hardware.cards > 1 and minor(torch) > minor(SHARDED_TORCH):
-        yield f"torch {torch} shares a model among cards otherwise than {SHARDED_TORCH}, whose code is taken"
 
 
 def stated(job: Job) -> dict[str, str]:

@@ -59,6 +59,15 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "fsdp-8-synced-offloaded": (EIGHT | sharded(offload="parameters", sync_each_batch=True) | {"grad_accum": 2}, {}),
     "fsdp-8-wide-sums": (EIGHT | sharded(reduce_dtype="float32") | {"grad_accum": 2}, {}),
+    "fsdp-8-wide-sums-recomputed": (EIGHT | sharded(reduce_dtype="float32") | RECOMPUTED | {"grad_accum": 3}, {}),
+    "fsdp-7-wide-sums-float16": (
+        SEVEN | sharded(reduce_dtype="float32") | {"autocast": "float16", "weights_dtype": "float32", "grad_accum": 2},
+        {},
+    ),
+    "fsdp-8-wide-sums-offloaded": (
+        EIGHT | sharded(reduce_dtype="float32", offload="parameters") | {"grad_accum": 2},
+        {},
+    ),
     "fsdp-8-kept": (EIGHT | sharded(reshard_after_forward=False), {}),
     "fsdp-8-tied": (EIGHT | sharded(), TIED),
     "fsdp-8-gemma": (EIGHT | sharded(), GEMMA),
@@ -77,6 +86,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "hsdp-2-4": (NODES | sharded("hsdp"), {}),
     "hsdp-2-4-accumulated": (NODES | sharded("hsdp") | {"grad_accum": 2}, {}),
     "hsdp-2-4-synced": (NODES | sharded("hsdp", sync_each_batch=True) | {"grad_accum": 3}, {}),
+    "hsdp-2-4-wide-sums": (NODES | sharded("hsdp", reduce_dtype="float32") | {"grad_accum": 2}, {}),
     "hsdp-2-4-lora": (NODES | sharded("hsdp") | LORA, {}),
 }
 

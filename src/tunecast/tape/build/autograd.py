@@ -26,8 +26,9 @@ Gradients = list[Any]
 """One of each output, or of each input; None where none is wanted. Formulas know which are there."""
 Backward = Callable[["Node", Gradients], Sequence[Any]]
 Inputs: TypeAlias = "Sequence[Tensor | None]"
-Edge: TypeAlias = "tuple[Node | Leaf, int, Shape, Dtype]"
-"""Who takes a gradient, as which of its outputs, and the shape and dtype it is to have."""
+Edge: TypeAlias = "tuple[Node | Leaf, int, Shape, Dtype | None]"
+"""Who takes a gradient, as which of its outputs, and the shape and dtype it is to have; None: as the leaf's tensor says
+when it comes."""
 FIRST = 1 << 62
 """The sequence number of a leaf's node: it runs as soon as its gradient is there."""
 
@@ -156,7 +157,7 @@ class Leaf:
         if gradient[0] is None:  # a function that computes none for this input
             return
         if tensor.grad is not None:
-            machine.launch("add_", (tensor.grad, gradient[0]), tensor.dtype, tensor.nbytes)
+            machine.launch("add_", (tensor.grad, gradient[0]), tensor.grad.dtype, tensor.grad.nbytes)
             return
         unshared = sys.getrefcount(gradient[0]) <= 2
         if unshared and same_layout(gradient[0], tensor):
@@ -190,7 +191,7 @@ def edge_of(tensor: Tensor | None) -> Edge | None:
     if leaf is None:
         leaf = Leaf(tensor)
         tensor.leaf = weakref.ref(leaf)
-    return leaf, 0, tensor.shape, tensor.dtype
+    return leaf, 0, tensor.shape, tensor.dtype if tensor.fixes_gradients else None
 
 
 def start(machine: Machine, inputs: Inputs, backward: Backward, saved: Inputs = ()) -> Node | None:
@@ -356,7 +357,11 @@ def _validate(node: Node, results: Gradients) -> None:
         if gradient.shape != edge[2] or gradient.dtype != edge[3]:
             results[place] = None
             gradient = gradient.sum_to_size(edge[2])
-            results[place] = gradient.to(edge[3])
+            dtype = edge[3]
+            if dtype is None:
+                leaf: Any = edge[0]
+                dtype = leaf.tensor.grad_dtype
+            results[place] = gradient if dtype is None else gradient.to(dtype)
 
 
 def _sum_into(buffer: Gradients, number: int, gradient: Tensor) -> None:

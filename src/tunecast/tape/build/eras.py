@@ -76,6 +76,9 @@ class Era:
     before, positions were computed all the same."""
     drops_packing_answer = _since(5, 19)
     """modeling_flash_attention_utils.py, `_flash_attention_forward`: whether a row is packed has no name."""
+    rounds_by_largest_leaf = _since(5, 18)
+    """integrations/accelerate.py, `get_balanced_memory`: a card's share is even but for a layer or the largest leaf;
+    before, a layer or the mean one."""
     refuses_capped_sdpa = _since(5, 21)
     """modeling_gemma2.py: `_supports_sdpa = False`, since sdpa caps no scores; before, it ran without the cap."""
     makes_slopes_apart = _since(5, 21)

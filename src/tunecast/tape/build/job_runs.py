@@ -16,7 +16,7 @@ from typing import Any
 
 from tunecast.errors import TunecastError, Unsupported
 from tunecast.job.job import Job
-from tunecast.job.releases import guesses_of, minor
+from tunecast.job.releases import beyond, minor, stated
 from tunecast.job.shardings import sharding_of
 from tunecast.records import replace, replace_unchecked
 from tunecast.tape.build.dtypes import DTYPES
@@ -286,7 +286,7 @@ def paper_machine(job: Job, config: Mapping[str, Any], card: Card, detail: Detai
     if hasattr(stack, "setup"):
         setup = stack.setup(job, setup)
     machine = Machine(card, setup, detail, partial(getattr(stack, "scheme", Scheme), job))
-    machine.guesses.update(dict.fromkeys(guesses_of(job)))
+    machine.guesses.update(dict.fromkeys(beyond(stated(job))))
     return machine
 
 

@@ -48,6 +48,8 @@ class Tensor:
         "machine", "name", "node", "number", "offset", "requires_grad", "shape", "storage", "strides", "traced",
     )  # fmt: skip
     device = CUDA
+    fixes_gradients = True
+    """Gradients come to it in its own dtype; else `grad_dtype` says, when they come, in which."""
     traced: tuple[Tracer, int]
     """In whose graph it is which value, while a compiler looks; else it is not there."""
 

@@ -3,6 +3,7 @@
 Source  aten/src/ATen/native/cuda/TensorShape.cu: `split_with_sizes_copy_out_cuda_contiguous_no_cast`, whose table is
         made by `pack_vecs`, takes a gathered buffer apart; `_chunk_cat` (`get_chunk_cat_metadata`) puts gradients
         together for scattering, a block for each 2 KiB.
+        torch/csrc/distributed/fsdp/ChunkCat.cu (2.15): `chunk_cat_mixed_dtype_cuda`, the same for two dtypes.
 """
 
 from __future__ import annotations
@@ -36,6 +37,11 @@ def chunk_cat_table_bytes(chunk_bytes: Sequence[int]) -> int:
     """Of tensors whose chunk for one rank has, as written, these sizes."""
     blocks = sum(-(-size // BLOCK_BYTES) for size in chunk_bytes)
     return ENTRY_BYTES * (6 * len(chunk_bytes) + 2 + blocks)
+
+
+def mixed_chunk_cat_table_bytes(chunk_bytes: Sequence[int]) -> int:
+    """The same of gradients in two dtypes: both launches share a table, without the two ends of the other."""
+    return chunk_cat_table_bytes(chunk_bytes) - 2 * ENTRY_BYTES
 
 
 def chunk_cat_is_direct(read: str, written: str) -> bool:

@@ -1,7 +1,7 @@
 """torch's `fully_shard` (FSDP2) on paper: each unit's weights are gathered when it runs and given back after.
 
-After torch 2.13, torch/distributed/fsdp/_fully_shard: names in backquotes are its own. A unit is one or more modules
-whose parameters travel together. Four streams run beside the default one:
+After torch 2.13 and 2.15, torch/distributed/fsdp/_fully_shard: names in backquotes are its own. A unit is one or more
+modules whose parameters travel together. Four streams run beside the default one:
 
     forward   copy-in stream   this rank's parts in the dtype of computation, the buffer for everybody's
               gather stream    all_gather into that buffer
@@ -59,6 +59,8 @@ class FullyShard:
         """`CPUOffloadPolicy`: parts and their gradients live on the host."""
         self.copies_apart = False
         """Gradients are put together on the scatter stream, in its memory: torch before 2.5."""
+        self.since_2_15 = machine.torch >= (2, 15)
+        """Parameters say what dtype their gradients are summed in (`grad_dtype`), and fewer names hold buffers."""
         self.reduces = True
         """Off while gradients wait for more micro-batches (`set_requires_gradient_sync`)."""
         self.units: list[ParamGroup] = []
@@ -117,7 +119,11 @@ class FullyShard:
                     unit.post_backward()
                 unit.group_does = Doing.NOTHING
             unit.does = Doing.NOTHING
-            unit.finish()
+            if not self.since_2_15:
+                unit.finish()
+        if self.since_2_15:  # `_end_backward_iteration`
+            for unit in self.units:
+                unit.finish()
         self.order.clear()
         machine.module = ""
         machine.wait(SCATTER)
@@ -126,6 +132,14 @@ class FullyShard:
         self.scattering.clear()
         self.hooked.clear()
         self.waits_for_end = False
+
+    def release_gathered(self) -> Tensor | None:
+        """The buffer of the gather before, which torch before 2.15 holds by a local name to the end of the function
+        that lets go of it; since then `release_all_gather_state_for_comm_reuse` does, at once."""
+        released, self.last_gathered = self.last_gathered, None
+        if released is not None:
+            self.gather_streams_wait()
+        return None if self.since_2_15 else released
 
     def gather_streams_wait(self) -> None:
         for stream in (COPY_IN, GATHER):
@@ -187,11 +201,7 @@ class OwnUnit(ToldUnit):
         if not self.is_asked_for:
             return
         machine, sharder = self.machine, self.sharder
-        before: Any = None
-        if self.group_does is Doing.FORWARD and sharder.last_gathered is not None:
-            before = sharder.last_gathered
-            sharder.gather_streams_wait()
-            sharder.last_gathered = None
+        before = sharder.release_gathered() if self.group_does is Doing.FORWARD else None
         given: Any = None
         for each in self.shards:
             cast = each.compute
@@ -209,8 +219,11 @@ class OwnUnit(ToldUnit):
         return None
 
     def scatter(self, scattered: Tensor, output: Tensor) -> None:
-        divided = self.machine.run("div", (scattered,), scattered.shape, output.dtype)
-        self.machine.launch("copy_", (divided,), output.dtype, output.nbytes)
+        """torchtitan's `disable_fsdp_gradient_division`: by 1, which 2.15 leaves out."""
+        given = scattered
+        if not self.sharder.since_2_15:
+            given = self.machine.run("div", (scattered,), scattered.shape, output.dtype)
+        self.machine.launch("copy_", (given,), output.dtype, output.nbytes)
 
 
 class ColumnsUnit(ToldUnit):
@@ -226,20 +239,20 @@ class ColumnsUnit(ToldUnit):
                     told = f"{parameter.shape[1]} columns of an expert cannot be split over {ranks} cards"
                     raise UsageError.at("parallel.expert", told)
                 each = ColumnsShard(parameter, [(module, name)], ranks)
-                each.compute = self.sharder.policy.compute
+                self.set_dtypes(each)
                 shards.append(each)
         return list(shards)
 
     def laid_out(self, gradients: list[Tensor]) -> Any:
-        """All columns of a rank behind each other. The loop's names hold the last gradient as it was, and `zip` holds
-        the first for a round more."""
+        """All columns of a rank behind each other. The loop's names hold the last gradient as it was (since 2.15 they
+        are another function's), and `zip` holds the first for a round more."""
         held = first = None
         for place in range(len(gradients)):
             first = held if place == 1 else None
             held = gradients[place]
             gradients[place] = self.machine.run("cat", (held,), held.shape, held.dtype)
         del first
-        return held
+        return None if self.sharder.since_2_15 else held
 
 
 class ColumnsShard(Shard):

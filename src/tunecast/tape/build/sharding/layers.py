@@ -1,15 +1,16 @@
 """Which card of `device_map="auto"` gets which parts of a model, as transformers decides it from the weights alone.
 
-Every card but the last may take an even share of the weights and one and a quarter layers more; the first keeps room
-for the largest part still to come free of that, and the last takes what is left. Parts come in the order of the
-module tree; one that does not fit is opened, and a layer, which is never opened, goes to the next card.
+Every card but the last may take an even share of the weights and one and a quarter layers more (since transformers 5.18
+of the largest leaf, where that is larger: mostly the embedding); the first keeps room for the largest part still to
+come free of that, and the last takes what is left. Parts come in the order of the module tree; one that does not fit is
+opened, and a layer, which is never opened, goes to the next card.
 
-    70B in float32, 8 cards   an even share is 32.9 GiB, with 1.25 layers of 3.2 more 36.8
+    70B in float32, 8 cards   (5.17) an even share is 32.9 GiB, with 1.25 layers of 3.2 more 36.8
                               the first: 36.8 - 3.9 for the head: the embedding and 9 layers; six others: 11 each;
                               the last: 5, the norm and the head
 
-Source   transformers 5.17, integrations/accelerate.py: `get_balanced_memory`, `infer_auto_device_map`; quantizers/
-         quantizer_bnb_4bit.py: `adjust_max_memory`. accelerate 1.15, utils/modeling.py, decides alike.
+Source   transformers 5.17 and 5.22, integrations/accelerate.py: `get_balanced_memory`, `infer_auto_device_map`;
+         quantizers/quantizer_bnb_4bit.py: `adjust_max_memory`. accelerate 1.15, utils/modeling.py, decides alike.
 Ignored  that a card may have less memory than its share: the last then has more, and beyond that the host
 
 Layers spread over cards: what each kind of card holds, and what arrives at it and leaves it.
@@ -40,7 +41,8 @@ from tunecast.job.stacks import stack_of
 from tunecast.records import NamedTuple
 from tunecast.tape.build.autograd import Node
 from tunecast.tape.build.dtypes import DTYPES, Dtype
-from tunecast.tape.build.machine import Machine
+from tunecast.tape.build.eras import Era, era_of
+from tunecast.tape.build.machine import Machine, Setup
 from tunecast.tape.build.modules import Linear, Module, ModuleList, bring
 from tunecast.tape.build.sharding.scheme import Scheme
 from tunecast.tape.build.tensor import Tensor
@@ -88,8 +90,8 @@ class Outline(NamedTuple):
     embedding: str
     head: str
     tied: bool
-    leaves: int
-    """Modules with weights of their own."""
+    leaf_bytes: float
+    """Of the modules with weights of their own the one that counts: the mean, of transformers 5.18 on the largest."""
 
 
 def outline(model: Any, weights_dtype: str, packed: str | None = None) -> Outline:
@@ -99,6 +101,7 @@ def outline(model: Any, weights_dtype: str, packed: str | None = None) -> Outlin
     names: dict[int, str] = {}
     head = model.output_embedding()
     seen: set[int] = set()
+    leaves: list[float] = []
 
     def piece(module: Module, name: str, whole: bool) -> TreePiece:
         names[id(module)] = name
@@ -110,6 +113,8 @@ def outline(model: Any, weights_dtype: str, packed: str | None = None) -> Outlin
             seen.add(id(tensor))
             each = inside if quantized and tensor.dim() > 1 else width
             own.append(TreePiece(prefix + key, 0 if shared else tensor.numel() * each))
+        if own:
+            leaves.append(sum(part.nbytes for part in own))
         inner = [
             piece(child, prefix + key, isinstance(module, ModuleList) or not child.children)
             for key, child in module.children.items()
@@ -119,15 +124,15 @@ def outline(model: Any, weights_dtype: str, packed: str | None = None) -> Outlin
 
     pieces = piece(model, "", False).pieces
     layers = tuple(names[id(layer)] for layer in model.layers())
-    leaves = sum(1 for module in model.modules() if module.own)
-    return Outline(pieces, layers, names[id(model.input_embedding())], names[id(head)], model.tied, leaves)
+    leaf_bytes = max(leaves) if model.machine.era.rounds_by_largest_leaf else sum(leaves) // len(leaves)
+    return Outline(pieces, layers, names[id(model.input_embedding())], names[id(head)], model.tied, leaf_bytes)
 
 
 def share_bytes(model: Outline, cards: int, quantizes: bool) -> float:
     """What each card but the last may take."""
     total = sum(piece.nbytes for piece in model.pieces)
     largest_layer = max(piece.nbytes for piece in unopened(model.pieces) if piece.name in model.layers)
-    share = total // cards + int(LAYERS_MORE * max(largest_layer, total // model.leaves))
+    share = total // cards + int(LAYERS_MORE * max(largest_layer, model.leaf_bytes))
     return share * WHILE_QUANTIZING if quantizes else share
 
 
@@ -260,7 +265,7 @@ def candidates(job: Job, config: Mapping[str, Any], model: ModelOf) -> Sequence[
         return (first, last_stage(job, config)) if job.parallel.pipeline > 1 else (first,)
     _require_layers(job, config)
     cards, width, packed = job.parallel.layers, job.weights_dtype, job.quantization.format
-    return _spread(model, json.dumps(config, sort_keys=True, default=str), cards, width, packed)
+    return _spread(model, json.dumps(config, sort_keys=True, default=str), cards, width, packed, era_of(job))
 
 
 def last_stage(job: Job, config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -293,10 +298,10 @@ def layer_count(config: Mapping[str, Any]) -> int:
 
 @lru_cache(maxsize=64)
 def _spread(
-    model_of: ModelOf, written: str, cards: int, weights_dtype: str, packed: str | None
+    model_of: ModelOf, written: str, cards: int, weights_dtype: str, packed: str | None, era: Era
 ) -> Sequence[Mapping[str, Any]]:
     config = json.loads(written)
-    model = model_of(Machine(Card()), config)
+    model = model_of(Machine(Card(), Setup(era=era)), config)
     if model is None:
         raise Unsupported.at("model", "the closed form does not know this architecture. To fix: --engine traced")
     every = split(outline(model, weights_dtype, packed), cards, quantizes=packed in BITSANDBYTES)

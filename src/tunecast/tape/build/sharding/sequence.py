@@ -2,11 +2,11 @@
 
 Context parallelism on paper: a sequence over ranks, attention in a ring.
 
-After torch 2.13, torch/distributed/tensor/experimental/_context_parallel/_attention.py (`_templated_ring_attention`): a
-rank keeps its queries and sees the keys and values of all, a part at a time. They are gathered once (`allgather`, which
-is torchtitan's `context_parallel_rotate_method`); gradients of keys and values travel around. Each rank has a part from
-the front and one from the back of the sequence, so that causal attention is as much work for all: after the first turn
-a turn is half of its scores. Results are merged in fp32.
+After torch 2.13 and 2.15, torch/distributed/tensor/experimental/_context_parallel/_attention.py
+(`_templated_ring_attention`): a rank keeps its queries and sees the keys and values of all, a part at a time. They are
+gathered once (`allgather`, which is torchtitan's `context_parallel_rotate_method`); gradients of keys and values travel
+around. Each rank has a part from the front and one from the back of the sequence, so that causal attention is as much
+work for all: after the first turn a turn is half of its scores. Results are merged in fp32.
 
 DeepSpeed's Ulysses on paper: a rank has a part of each row, and in attention all of it for a part of the heads.
 
@@ -63,6 +63,7 @@ def ring_attention(query: Tensor, key: Tensor, value: Tensor, ranks: int) -> Ten
         next_kv, everybodys = gathered(key, value, ranks)
         k, v = key, value
         out, lse, *rest = attended(query, k, v, causal=True)
+        saved_rest = rest if machine.torch >= (2, 14) else None  # before, those of the last turn were saved
         merger = Merger(out, lse)
         del lse
         for turn in range(1, ranks):
@@ -75,7 +76,7 @@ def ring_attention(query: Tensor, key: Tensor, value: Tensor, ranks: int) -> Ten
             merger.step(out, block_lse)
         result, lse = merger.out.to(query.dtype), merger.lse
         del merger, key, value, k, v, everybodys, next_kv
-    return finish(node, result, result.detach(), lse, *rest)
+    return finish(node, result, result.detach(), lse, *(saved_rest or rest))
 
 
 def ring_backward(

@@ -50,6 +50,15 @@ class Resizable(Storage):
         self.give_back()
 
 
+class WholeWeight(Tensor):
+    """An unsharded parameter."""
+
+    __slots__ = ("grad_dtype",)
+    fixes_gradients = False
+    grad_dtype: Dtype | None
+    """What gradients are cast to when they come; None: to nothing."""
+
+
 Place = tuple[Any, str]
 """Who holds a parameter, mostly a module, and under which name."""
 
@@ -75,11 +84,13 @@ class Shard:
             self.part = machine.tensor((self.rows_a_rank, *rest), parameter.dtype).as_role(self.role)
         self.part.requires_grad = parameter.requires_grad
         self.shape = parameter.shape
-        self.whole: Tensor | None = None
+        self.whole: WholeWeight | None = None
         self.accumulated: Tensor | None = None
-        """A whole gradient, wider than the weight, that waits for more micro-batches."""
+        """A whole gradient, wider than the weight, that waits for more micro-batches: torch before 2.15."""
         self.compute: Dtype | None = None
         """What parts are cast to before they are gathered, where that is another dtype."""
+        self.grad_dtype: Dtype | None = None
+        """What whole gradients are summed in (torch 2.15, `unsharded_grad_dtype`); None: what they come in."""
         self.put(self.part)
 
     def put(self, tensor: Tensor) -> None:
@@ -97,7 +108,8 @@ class Shard:
         if self.whole is None:
             dtype = self.gathered_dtype()
             storage = Resizable(self.machine, self.padded_numel * self.ranks * dtype.itemsize)
-            self.whole = Tensor(self.machine, storage, self.shape, dtype)
+            self.whole = WholeWeight(self.machine, storage, self.shape, dtype)
+            self.whole.grad_dtype = self.grad_dtype or dtype
             self.whole.requires_grad = self.part.requires_grad
         self.machine.launch("empty", (), self.whole.dtype, 0, kernels=0)
         self.whole.storage.take(Role.WEIGHTS)  # type: ignore[attr-defined]

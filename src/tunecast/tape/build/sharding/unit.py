@@ -1,7 +1,7 @@
 """One unit of FSDP2: modules whose parameters travel together, and what is done around their two passes. See fsdp2.py.
 
-After torch 2.13, torch/distributed/fsdp/_fully_shard: `FSDPState` with its `FSDPParamGroup`, and the collectives of
-_fsdp_collectives.py. Where a comment says that a name holds something, it does so there.
+After torch 2.13 and 2.15, torch/distributed/fsdp/_fully_shard: `FSDPState` with its `FSDPParamGroup`, and the
+collectives of _fsdp_collectives.py. Where a comment says that a name holds something, it does so there.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class ParamGroup:
 
     def cut(self, managed_modules: Sequence[Module]) -> list[Shard]:
         """`_init_sharded_param` of each parameter; what was on the host comes to the card whole first."""
-        sharder, policy = self.sharder, self.sharder.policy
+        sharder = self.sharder
         for module in managed_modules:
             for tensor in module.own.values():
                 if isinstance(tensor, Buffer) and is_on_host(tensor):
@@ -94,11 +94,20 @@ class ParamGroup:
         whole = [on_card(tensor) for tensor in parameters.values() if is_on_host(tensor)]
         shards = [Shard(p, places[n], sharder.mesh.shard, sharder.on_host) for n, p in parameters.items()]
         for shard in shards:
-            if policy.compute not in (None, shard.part.dtype) and shard.part.dtype.floating:
-                shard.compute = policy.compute
+            self.set_dtypes(shard)
         parameters.clear()
         del whole
         return shards
+
+    def set_dtypes(self, shard: Shard) -> None:
+        """`init_dtype_attrs`."""
+        policy, dtype = self.sharder.policy, shard.part.dtype
+        if not dtype.floating:
+            return
+        if policy.compute not in (None, dtype):
+            shard.compute = policy.compute
+        if self.sharder.since_2_15:
+            shard.grad_dtype = policy.reduce or dtype
 
     def made(self, shape: Shape, dtype: Dtype, role: Role = Role.TEMPORARIES) -> Tensor:
         return self.machine.run("empty", (), shape, dtype).as_role(role)
@@ -154,16 +163,13 @@ class ParamGroup:
         if self.does is Doing.PRE_BACKWARD:
             return self.with_cast_output(output)
         self.end_forward(output)
-        before: Any = None  # held until this returns, after the casts
+        before: Tensor | None = None  # held until this returns, after the casts
         if sharder.forward_root is self:
             for unit in reversed(sharder.units):  # `_force_complete_incomplete_states`
                 if unit is not self and unit.still_to_run:
                     unit.end_forward(output)
                     unit.still_to_run.clear()
-            if sharder.last_gathered is not None:
-                before = sharder.last_gathered
-                sharder.gather_streams_wait()
-                sharder.last_gathered = None
+            before = sharder.release_gathered()
             sharder.forward_root = None
         output = self.with_cast_output(output)
         del before
@@ -234,16 +240,12 @@ class ParamGroup:
         return sent
 
     def wait_for_unshard(self) -> None:
-        """`foreach_all_gather_copy_out`. The one before is let go of when this returns, as a local name holds it."""
+        """`foreach_all_gather_copy_out`."""
         if self.gathered is None:
             return
         machine, sharder = self.machine, self.sharder
         forward = self.group_does is Doing.FORWARD
-        before: Any = None
-        if forward and sharder.last_gathered is not None:
-            before = sharder.last_gathered
-            sharder.gather_streams_wait()
-            sharder.last_gathered = None
+        before = sharder.release_gathered() if forward else None
         machine.wait(GATHER)
         whole = [shard.take_whole() for shard in self.shards]
         sizes = [shard.padded_numel * shard.gathered_dtype().itemsize for shard in self.shards]
@@ -286,6 +288,7 @@ class ParamGroup:
         with machine.within(self.path):
             self.unshard()
             self.wait_for_unshard()
+            self.set_grad_dtypes(defers=True)
             if self.turns:  # `_backward_prefetch`
                 turn = self.turns.pop()
                 if turn > 0:
@@ -306,6 +309,7 @@ class ParamGroup:
                     machine.launch("add_", (shard.accumulated, shard.whole.grad), shard.accumulated.dtype, 0)
                     shard.whole.grad = None
             if not sharder.reduces:
+                self.set_grad_dtypes(defers=False)
                 self.reshard()
                 self.widen_gradients()
                 return
@@ -313,6 +317,7 @@ class ParamGroup:
             with_gradient = [shard for shard, gradient in found if gradient is not None]
             gradients = [gradient for _, gradient in found if gradient is not None]
             del found
+            self.set_grad_dtypes(defers=False)
             self.reshard()
             if sharder.scattering:
                 machine.wait(SCATTER)
@@ -321,9 +326,23 @@ class ParamGroup:
                 self.reducing = None
                 self.reduce(with_gradient, gradients)
 
+    def set_grad_dtypes(self, defers: bool) -> None:
+        """`_set_unsharded_grad_dtypes` (2.15): gradients are widened as they come when they are the first of several
+        micro-batches; added to wider ones, or on their way to be scattered, they stay as they are."""
+        for shard in self.shards:
+            whole, dtype = shard.whole, shard.grad_dtype
+            if dtype is None or whole is None or not whole.requires_grad or dtype.itemsize <= whole.dtype.itemsize:
+                continue
+            if not defers:
+                if whole.grad is not None:
+                    whole.grad = whole.grad.to(dtype).as_role(Role.GRADIENTS)
+                whole.grad_dtype = dtype
+            elif whole.grad is not None or self.sharder.reduces:
+                whole.grad_dtype = None
+
     def widen_gradients(self) -> None:
-        """`to_accumulated_grad_if_needed`."""
-        dtype = self.reduce_dtype()
+        """`to_accumulated_grad_if_needed` (before 2.15)."""
+        dtype = None if self.sharder.since_2_15 else self.reduce_dtype()
         for shard in self.shards:
             whole = shard.whole
             if dtype is None or whole is None or whole.grad is None or whole.grad.dtype == dtype:
@@ -333,7 +352,7 @@ class ParamGroup:
             del gradient
 
     def reduce_dtype(self) -> Dtype | None:
-        """None: gradients travel as they are."""
+        """None: gradients travel as they are. (Before 2.15.)"""
         policy = self.sharder.policy
         return None if policy.reduce == policy.compute else policy.reduce
 
@@ -341,7 +360,7 @@ class ParamGroup:
         """`foreach_reduce`."""
         machine, sharder = self.machine, self.sharder
         read, replicas = gradients[-1].dtype, sharder.mesh.replicate
-        dtype = self.reduce_dtype() or read
+        dtype = shards[0].grad_dtype or self.reduce_dtype() or read
         held = self.laid_out(gradients)
         numel = sum(shard.padded_numel for shard in shards)
         with machine.on_stream(SCATTER if sharder.copies_apart else machine.stream):
@@ -364,18 +383,19 @@ class ParamGroup:
                 self.reducing = output
             if dtype == FLOAT16:
                 machine.launch("div_", (output,), dtype, output.nbytes)
+            reduced = output if sharder.since_2_15 else None  # `reduce_output`, which was the cast one's name before
             if output.dtype != shards[0].part.dtype:
                 output = machine.run("_to_copy", (output,), output.shape, shards[0].part.dtype)
                 output.block.role = self.cast_role
             self.hand_out(shards, output)
         if not sharder.copies_apart:
             sharder.scattering.append(scattered)
-        del held
+        del held, reduced
 
     def laid_out(self, gradients: list[Tensor]) -> Any:
-        """Gradients as they are scattered, in their place; what is held of them until the end: the last, on which the
-        loop over them leaves a name."""
-        return gradients[-1]
+        """Gradients as they are scattered, in their place; what is held of them until the end: before 2.15 the last, on
+        which the loop over them leaves a name."""
+        return None if self.sharder.since_2_15 else gradients[-1]
 
     def scatter(self, scattered: Tensor, output: Tensor) -> None:
         machine, numel, dtype = self.machine, scattered.numel(), output.dtype

@@ -16,7 +16,12 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten
 
-from tunecast.tape.kernels.gathered import chunk_cat_is_direct, chunk_cat_table_bytes, split_table_bytes
+from tunecast.tape.kernels.gathered import (
+    chunk_cat_is_direct,
+    chunk_cat_table_bytes,
+    mixed_chunk_cat_table_bytes,
+    split_table_bytes,
+)
 from tunecast.tape.op import Op, Role
 from tunecast.tape.trace.packages import after_import
 from tunecast.tape.trace.recorder import Recorder, nbytes
@@ -67,16 +72,19 @@ def with_gradients_named(recorder: Recorder, method: Callable[..., Any]) -> Call
 
 
 class Copies:
-    """FSDP2's three operators, which fill buffers that were made before, and what their kernels borrow."""
+    """FSDP2's operators, which fill buffers that were made before, and what their kernels borrow."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
 
     def emulate(self, module: ModuleType) -> None:
-        """torch 2.8's first operator makes its buffer itself, and runs as it is."""
-        for copy in (self.all_gather_copy_in, self.split_with_sizes_copy, self.chunk_cat):
-            if "dtype" not in str(getattr(torch.ops.fsdp, copy.__name__).default._schema):
-                self._recorder.emulated[f"fsdp::{copy.__name__}"] = copy
+        """torch 2.8's first operator makes its buffer itself, and runs as it is. The last two came with 2.15."""
+        copies: list[Callable[..., Any]] = [self.split_with_sizes_copy, self.chunk_cat]
+        if "dtype" not in str(torch.ops.fsdp.all_gather_copy_in.default._schema):
+            copies.append(self.all_gather_copy_in)
+        if hasattr(torch.ops.fsdp, "chunk_cat_mixed_dtype"):
+            copies += [self.chunk_cat_mixed_dtype, self.record_grad_output_stream]
+        self._recorder.emulated.update({f"fsdp::{copy.__name__}": copy for copy in copies})
 
     def all_gather_copy_in(self, inputs: Any, output: torch.Tensor, sizes: Any, numel: int, rank: int) -> Any:
         self._record("all_gather_copy_in", inputs, inputs)
@@ -97,6 +105,22 @@ class Copies:
             return
         rows = [-(-x.size(dim) // num_chunks) * (x.numel() // x.size(dim)) for x in tensors]
         self._record("chunk_cat", tensors, out, chunk_cat_table_bytes([row * out.element_size() for row in rows]))
+
+    def chunk_cat_mixed_dtype(self, tensors: Any, dim: int, num_chunks: int, *, out: torch.Tensor) -> None:
+        """torch/csrc/distributed/fsdp/ChunkCat.cu: gradients of one dtype as before; bfloat16 beside float32 are cast
+        on the way, and others before it."""
+        dtypes = {x.dtype for x in tensors}
+        if len(dtypes) == 1:
+            self.chunk_cat(tensors, dim, num_chunks, out=out)
+        elif dtypes == {torch.bfloat16, torch.float32} and out.dtype == torch.float32:
+            rows = [-(-x.size(dim) // num_chunks) * (x.numel() // x.size(dim)) for x in tensors]
+            table_bytes = mixed_chunk_cat_table_bytes([row * out.element_size() for row in rows])
+            self._record("chunk_cat_mixed_dtype", tensors, out, table_bytes)
+        else:
+            self.chunk_cat([x.to(out.dtype) for x in tensors], dim, num_chunks, out=out)
+
+    def record_grad_output_stream(self, buffer: torch.Tensor, stream: int, device: int, kind: int) -> None:
+        """Nothing on a CUDA card."""
 
     def _record(self, name: str, read: Any, written: Any, table_bytes: int = 0) -> None:
         read_bytes, written_bytes = (sum(nbytes(x) for x in tree_flatten(value)[0]) for value in (read, written))

@@ -133,6 +133,7 @@ class Trainer:
 
 
 PIPELINE = "pipeline"
+STAGES = "torch 2.15 wrote a pipeline's stages anew; those of 2.13 are taken"
 
 
 class Pipeline(Trainer):
@@ -185,6 +186,8 @@ class Pipeline(Trainer):
         """`_prepare_forward_infra`, `_prepare_backward_infra`."""
         if getattr(self, "buffers", None):
             return
+        if self.machine.torch >= (2, 15):
+            self.machine.guesses[STAGES] = None
         job, ranks = self.job, self.ranks
         shape = (job.micro_batch, length // ranks.context // ranks.tensor, self.model.width)
         dtype = FLOAT32 if job.autocast is None else BFLOAT16
