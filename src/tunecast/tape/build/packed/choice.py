@@ -26,8 +26,8 @@ DEQUANTIZED: Mapping[str, str] = {
 }
 """By `quant_method`: what a script passes to train plain weights."""
 OTHER_MODEL = "To fix: the checkpoint that is not quantised"
-PREPARED = ("nf4", "fp4", "int8", "gptq")
-"""Formats before whose training PEFT's quantization guide calls `prepare_model_for_kbit_training`."""
+NOT_PREPARED = ("awq", "finegrained_fp8", "torchao_int8", "torchao_float8")
+"""Formats before whose training PEFT's quantization guide calls no `prepare_model_for_kbit_training`."""
 
 
 def with_checkpoint_format(job: Job, config: Mapping[str, Any]) -> Job:
@@ -52,7 +52,7 @@ def with_checkpoint_format(job: Job, config: Mapping[str, Any]) -> Job:
 def _unprepared(job: Job) -> Job:
     """What PEFT's guide does not prepare is not, unless somebody says so."""
     packed = job.quantization
-    if packed.format in (None, *PREPARED) or not packed.prepare_kbit or "quantization.prepare_kbit" in job.given:
+    if packed.format not in NOT_PREPARED or not packed.prepare_kbit or "quantization.prepare_kbit" in job.given:
         return job
     return replace(job, quantization=replace_unchecked(packed, prepare_kbit=False))
 
