@@ -111,7 +111,7 @@ def test_a_model_that_takes_kernels_asks_for_them() -> None:
 def test_kernels_take_less_memory_and_time(model: str, share: float) -> None:
     values = {
         "model": model, "method": "lora", "seq_len": 2048, "micro_batch": 1, "gradient_checkpointing": False,
-        "hardware": {"gpu": "h200"},
+        "hardware": {"gpu": "h200"}, "transformers_version": "5.17.0",  # since 5.18 Granite's own scan takes less
     }  # fmt: skip
     without = analytic(job_from_dict(values), timed=True)
     kernels = list(TAKEN[without.model.model_type])

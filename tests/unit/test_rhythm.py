@@ -23,6 +23,14 @@ pytestmark = pytest.mark.whole
 JOB = {"model": "small", "weights_dtype": "bfloat16", "seq_len": 96, "micro_batch": 1}
 LORA = {"method": "lora", "lora": {"targets": "attention", "dropout": 0.0}}
 WHOLE = {
+    **dict.fromkeys(
+        ("gemma-4-12b", "gemma-4-26b-a4b", "gemma-4-31b"),
+        "the last layer of each kind keeps its keys and values to the end of the forward pass, shared or not",
+    ),
+    **dict.fromkeys(
+        ("gemma-3n-e2b", "gemma-3n-e4b", "gemma-4-e2b", "gemma-4-e4b"),
+        "every layer has its own part of one tensor of embeddings, and later ones take earlier ones' keys",
+    ),
     "kimi-linear-48b-a3b": "27 layers attend fully every fourth, and then after three: no rhythm holds to the end",
     "gemma-3-270m": "18 layers are one of each kind (6), a period (6) and a last one, in step with the period: 18",
 }

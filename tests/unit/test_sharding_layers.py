@@ -10,6 +10,7 @@ from tunecast.door.predict import predict
 from tunecast.errors import TunecastError
 from tunecast.job.mapping import job_from_dict
 from tunecast.job.model import resolve_model
+from tunecast.records import replace
 from tunecast.tape.build.job_runs import fold_job
 from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.sharding.layers import (
@@ -123,11 +124,15 @@ def test_seventy_billion_on_eight_cards() -> None:
 
 
 def test_eight_billion_on_two_cards() -> None:
-    """The fullest is the last: 18 of 32 layers, the norm and the head."""
-    run = predict(spread(2, model="llama-3.1-8b", weights_dtype="float32", autocast=None)).on_card.unlimited
+    """The fullest is the last: 18 of 32 layers, the norm and the head. Since transformers 5.18 it is even."""
+    job = spread(2, model="llama-3.1-8b", weights_dtype="float32", autocast=None, transformers_version="5.17.0")
+    run = predict(job).on_card.unlimited
     weights = 4 * (18 * LAYER_8B + 4096 + 128256 * 4096)
     assert weights <= run.model_bytes <= weights + 2**20
     assert run.allocated_bytes > 4 * weights
+    newer = predict(replace(job, transformers_version="5.18.0")).on_card.unlimited
+    even = 4 * (16 * LAYER_8B + 4096 + 128256 * 4096)
+    assert even <= newer.model_bytes <= even + 2**20
 
 
 def weights_of(tape: Tape) -> dict[str, int]:

@@ -36,7 +36,7 @@ def filled(stored: dict[str, Any], **values: Any) -> Any:
         (INT8, {}, "qlora", "torchao_int8"),
         (MXFP4, {}, "lora", None),
         (MXFP4, {"method": "full"}, "full", None),
-        (FP8, {}, "lora", None),  # transformers 5.17 trains nothing over FP8
+        (FP8, {"transformers_version": "5.17.0"}, "lora", None),  # transformers 5.17 trains nothing over FP8
         (FP8, {"transformers_version": "5.22.2"}, "qlora", "finegrained_fp8"),
         (FP8, {"transformers_version": "5.22.2", "quantization": {"format": None}}, "lora", None),
         (FP8, {"transformers_version": "5.22.2", "method": "full"}, "full", None),
