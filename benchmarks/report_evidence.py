@@ -284,6 +284,34 @@ def ranges_section() -> list[str]:
         "few hold less, and why is not known.",
         "",
         *unknown_paragraph(),
+        *edge_section(),
+    ]
+
+
+def edge_section() -> list[str]:
+    """What results/edge.json shows."""
+    found = load("edge.json")
+    head = ["job", "model, its layers", "method", "allocated", "reserved", "guessed"]
+    rows = [
+        [
+            row["id"], f"{row['model']}, {row['layers']}", row["method"],
+            *([row["failed"], ""] if "failed" in row else
+              [signed(row["allocated_error"]), signed(row["reserved_error"])]),
+            "; ".join(row["guesses"]).partition(";")[0],
+        ]
+        for row in found["rows"]
+    ]  # fmt: skip
+    return [
+        "## The newest architectures",
+        "",
+        f"{found['drawn']} jobs were drawn from a seed over 19 architectures, methods and settings "
+        "(`benchmarks/generate.py`; larger models with fewer layers) and predicted before any of them ran. "
+        f"{found['started']} were said to fit an H200 and were started, {found['ran']} of {found['architectures']} "
+        f"architectures ran. Allocated memory is to the byte in {found['allocated_to_the_byte']} of them, "
+        f"{found['called_exact_to_the_byte']} of the {found['called_exact']} that were called exact; the worst is off "
+        f"by {found['worst_allocated']:+.2%}, reserved by {found['worst_reserved']:+.2%}.",
+        "",
+        *table(head, rows),
     ]
 
 
