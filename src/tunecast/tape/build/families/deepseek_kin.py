@@ -1,8 +1,8 @@
 """DeepSeek's parts in others' models: GLM 4.5 to 4.7 (its experts behind attention of heads that turn in part), GLM 4.7
 Flash (all of V3, layers listed one by one), Mistral 4 (V3's attention with queries that grow with their position, a
 softmax over the experts), DeepSeek-V3.2 (V3 with an indexer that chooses the tokens a query looks at), GLM 5 (V3.2, in
-which layers may share a choice) (transformers/models/{glm4_moe,glm4_moe_lite,mistral4,deepseek_v32,glm_moe_dsa}/
-modeling_*.py)."""
+which layers may share a choice)
+(transformers/models/{glm4_moe,glm4_moe_lite,mistral4,deepseek_v32,glm_moe_dsa}/modeling_*.py)."""
 
 from __future__ import annotations
 
