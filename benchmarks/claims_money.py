@@ -200,7 +200,8 @@ def host_memory() -> Cases:
         ),
     }
     for label, asked in ways.items():
-        ram = ((timed(asked).utilization or {}).get("host") or {}).get("ram_bytes")
+        used = timed(asked).utilization
+        ram = None if used is None else used.host.ram_bytes
         cards = asked["hardware"].get("gpus", 1)
         held = gpu_named(asked["hardware"]["gpu"]).memory_bytes * cards
         if ram is None:

@@ -26,7 +26,8 @@ SLOW = ("trace/test_extension.py",)
 NEWER = (
     "trace/test_workspaces.py", "trace/test_snapshot.py::test_freed_blocks_can_be_filtered_out", "trace/test_build.py",
     "trace/test_compiled_on_paper.py", "trace/test_sharding.py", "trace/test_sharding_fsdp1.py",
-    "trace/test_sharding_trainers.py", "trace/test_device_map.py", "trace/test_loading.py",
+    "trace/test_sharding_trainers.py", "trace/test_device_map.py", "trace/test_loading.py", "trace/test_kernels.py",
+    "trace/test_deepspeed.py",
     "trace/test_distributed.py::test_as_much_as_an_h200_held[llama",
 )  # fmt: skip
 """What kernels allocate as measured with torch 2.11, what later viewers can do, and what follows transformers 5: the

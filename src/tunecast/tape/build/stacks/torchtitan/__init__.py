@@ -55,7 +55,12 @@ def model(machine: Machine, config: Mapping[str, Any]) -> Any:
     return None if family is None else family(machine, config, release_of(None, Card().capability), 1)
 
 
+NORMS = "torch 2.15 widens gradients of norms that all ranks of a tensor-parallel group have; taken as 2.13 sums them"
+
+
 def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: Machine) -> None:
+    if job.parallel.tensor > 1 and machine.torch >= (2, 15):
+        machine.guesses[NORMS] = None
     release = release_of(job.stack_version, machine.card.capability)
     ranks = ranks_of(job)
     scheme = scheme_of(job, machine, release, ranks)
