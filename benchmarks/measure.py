@@ -70,7 +70,7 @@ def run(values: dict[str, Any], config: dict[str, Any], answers: Any) -> None:
         measured |= {
             "completed": False,
             "oom": "OutOfMemory" in type(error).__name__,
-            "error": traceback.format_exc()[-700:],
+            "error": "".join(traceback.format_exception_only(error)).strip()[-700:],
         }
     answers.put(measured)
 

@@ -263,6 +263,17 @@ def rotate_interleaved(x1: Tensor, x2: Tensor, cos: Tensor, sin: Tensor) -> Tens
     return F.cat((first, second), -1)
 
 
+def rotate_both_interleaved(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, heads_dim: int) -> tuple[Tensor, Tensor]:
+    """`apply_rotary_pos_emb_interleave`; `heads_dim`: where queries and keys have their heads."""
+    cos = cos[..., : cos.shape[-1] // 2].unsqueeze(heads_dim)
+    sin = sin[..., : sin.shape[-1] // 2].unsqueeze(heads_dim)
+    q1, q2 = even_and_odd(q)
+    k1, k2 = even_and_odd(k)
+    q_embed = rotate_interleaved(q1, q2, cos, sin)
+    k_embed = rotate_interleaved(k1, k2, cos, sin)
+    return q_embed, k_embed
+
+
 class V3Attention(V2Attention):
     def __init__(self, machine: Machine, config: Config, index: int = 0) -> None:
         super().__init__(machine, config, index)
@@ -272,13 +283,7 @@ class V3Attention(V2Attention):
         cos, sin = position_embeddings
         if not self.interleaves:
             return attention.apply_rotary(q_pe, k_pe, cos, sin)
-        cos = cos[..., : cos.shape[-1] // 2].unsqueeze(1)
-        sin = sin[..., : sin.shape[-1] // 2].unsqueeze(1)
-        q1, q2 = even_and_odd(q_pe)
-        k1, k2 = even_and_odd(k_pe)
-        q_embed = rotate_interleaved(q1, q2, cos, sin)
-        k_embed = rotate_interleaved(k1, k2, cos, sin)
-        return q_embed, k_embed
+        return rotate_both_interleaved(q_pe, k_pe, cos, sin, 1)
 
 
 def gather(x: Tensor, places: Tensor) -> Tensor:

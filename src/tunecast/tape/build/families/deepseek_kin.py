@@ -21,8 +21,7 @@ from tunecast.tape.build.families.deepseek import (
     V2Moe,
     V3Attention,
     V3Router,
-    even_and_odd,
-    rotate_interleaved,
+    rotate_both_interleaved,
 )
 from tunecast.tape.build.families.llama_kin import attention_scale
 from tunecast.tape.build.machine import Machine
@@ -312,13 +311,7 @@ class DeepseekV32(DeepseekV3):
 
 class InterleavingIndexer(Indexer):
     def rotated_both(self, q_rot: Tensor, k_rot: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        cos = cos[..., : cos.shape[-1] // 2].unsqueeze(2)
-        sin = sin[..., : sin.shape[-1] // 2].unsqueeze(2)
-        q1, q2 = even_and_odd(q_rot)
-        k1, k2 = even_and_odd(k_rot)
-        q_embed = rotate_interleaved(q1, q2, cos, sin)
-        k_embed = rotate_interleaved(k1, k2, cos, sin)
-        return q_embed, k_embed
+        return rotate_both_interleaved(q_rot, k_rot, cos, sin, 2)
 
 
 class SharingAttention(IndexedAttention):

@@ -276,13 +276,18 @@ class DeltaLayer(decoder.Layer):
         self.input_layernorm = GemmaNorm(machine, config["hidden_size"])
         self.post_attention_layernorm = GemmaNorm(machine, config["hidden_size"])
 
+    def linear_mixer(self) -> Any:
+        """What stands where others attend; None in a layer that attends."""
+        return self.children.get("linear_attn")
+
     def forward(
         self, hidden_states: Tensor, position_embeddings: Any, attention_mask: Any, position_ids: Tensor
     ) -> Tensor:
         residual = hidden_states
         hidden_states = self.input_layernorm(hidden_states)
-        if "linear_attn" in self.children:
-            hidden_states = self.linear_attn(hidden_states=hidden_states, attention_mask=attention_mask)
+        linear = self.linear_mixer()
+        if linear is not None:
+            hidden_states = linear(hidden_states=hidden_states, attention_mask=attention_mask)
         else:
             hidden_states, _ = self.self_attn(
                 hidden_states=hidden_states, attention_mask=attention_mask, position_ids=position_ids,

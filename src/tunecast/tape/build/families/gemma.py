@@ -248,11 +248,15 @@ class VisionAndText(Module):
         return self.language_model(inputs_embeds=inputs_embeds, attention_mask=masks)
 
 
-class Gemma3WithVision(Gemma3):
+class WithParts(decoder.CausalLM):
+    """A language model among other parts, all in one `model`."""
+
+    parts_class: Any
+
     def __init__(self, machine: Machine, config: Config) -> None:
         Module.__init__(self, machine)
         text = self.complete(config["text_config"])
-        self.model = VisionAndText(machine, {**config, "text_config": text})
+        self.model = self.parts_class(machine, {**config, "text_config": text})
         self.vocabulary = text["vocab_size"]
         self.lm_head = Linear(machine, text["hidden_size"], self.vocabulary)
         self.tied = bool(text["tie_word_embeddings"])
@@ -266,3 +270,7 @@ class Gemma3WithVision(Gemma3):
     def tie(self) -> None:
         if self.tied:
             self.lm_head.weight = self.input_embedding().weight
+
+
+class Gemma3WithVision(WithParts, Gemma3):
+    parts_class = VisionAndText

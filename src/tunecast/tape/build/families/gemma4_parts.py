@@ -10,7 +10,7 @@ from tunecast.tape.build.autograd import Gradients, Node, finish, start
 from tunecast.tape.build.convolution import CausalConv
 from tunecast.tape.build.decoder import Config
 from tunecast.tape.build.dtypes import INT64, broadcast, promote
-from tunecast.tape.build.families.gemma import Convolution
+from tunecast.tape.build.families.gemma import Convolution, WithParts
 from tunecast.tape.build.families.gemma4 import Gemma4, Gemma4Norm
 from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.modules import LayerNorm, Linear, Module, ModuleList
@@ -310,29 +310,14 @@ class UnifiedParts(Parts):
         return self.machine.run("full", (), inputs_embeds.shape[:-1], INT64) if self.tells_blocks else None
 
 
-class Gemma4WithParts(Gemma4):
+class Gemma4WithParts(WithParts, Gemma4):
     """`Gemma4ForConditionalGeneration`."""
 
     parts_class: Any = Parts
 
     def __init__(self, machine: Machine, config: Config) -> None:
-        Module.__init__(self, machine)
-        text = self.complete(config["text_config"])
-        self.model = self.parts_class(machine, {**config, "text_config": text})
-        self.vocabulary = text["vocab_size"]
-        self.lm_head = Linear(machine, text["hidden_size"], self.vocabulary)
-        self.tied = bool(text["tie_word_embeddings"])
-        self.cap_logits(text["final_logit_softcapping"])
-
-    def layers(self) -> Any:
-        return iter(self.model.language_model.layers)
-
-    def input_embedding(self) -> Any:
-        return self.model.language_model.embed_tokens
-
-    def tie(self) -> None:
-        if self.tied:
-            self.lm_head.weight = self.input_embedding().weight
+        super().__init__(machine, config)
+        self.cap_logits(self.complete(config["text_config"])["final_logit_softcapping"])
 
 
 class Gemma4Unified(Gemma4):

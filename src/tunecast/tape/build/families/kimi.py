@@ -18,6 +18,7 @@ from tunecast.tape.build.families.delta import (
     CHUNK_SIZE,
     LINEAR,
     DeltaDecoder,
+    DeltaLayer,
     mask_padding,
     refuse_unread,
     upper_triangle,
@@ -205,7 +206,7 @@ class UnrotatedAttention(V2Attention):
         return attn_output, attn_weights
 
 
-class KimiLayer(decoder.Layer):
+class KimiLayer(DeltaLayer):
     def __init__(self, machine: Machine, config: Config, index: int, family: type[decoder.CausalLM]) -> None:
         Module.__init__(self, machine)
         self.is_linear = config["layer_types"][index] == LINEAR
@@ -214,24 +215,8 @@ class KimiLayer(decoder.Layer):
         self.input_layernorm = RMSNorm(machine, config["hidden_size"])
         self.post_attention_layernorm = RMSNorm(machine, config["hidden_size"])
 
-    def forward(
-        self, hidden_states: Tensor, position_embeddings: Any, attention_mask: Any, position_ids: Tensor
-    ) -> Tensor:
-        residual = hidden_states
-        hidden_states = self.input_layernorm(hidden_states)
-        if self.is_linear:
-            hidden_states = self.self_attn(hidden_states=hidden_states, attention_mask=attention_mask)
-        else:
-            hidden_states, _ = self.self_attn(
-                hidden_states=hidden_states, attention_mask=attention_mask, position_ids=position_ids,
-                position_embeddings=position_embeddings,
-            )  # fmt: skip
-        hidden_states = residual + hidden_states
-        residual = hidden_states
-        hidden_states = self.post_attention_layernorm(hidden_states)
-        hidden_states = self.mlp(hidden_states)
-        hidden_states = residual + hidden_states
-        return hidden_states
+    def linear_mixer(self) -> Any:
+        return self.self_attn if self.is_linear else None
 
 
 class KimiDecoder(DeltaDecoder):
