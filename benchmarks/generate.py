@@ -33,8 +33,8 @@ LIGER = {"llama", "qwen2", "mistral", "qwen3", "gemma2", "phi3", "granite", "olm
 CLOSED_SEED, CLOSED_COUNT, MOST_PARAMETERS = 20261116, 24, 10_000_000_000
 """The second draw, for the closed form: over all bundled text models up to that size."""
 EDGE_DRAWS = {"edge": (20261117, 36), "edge2": (20261119, 48)}
-"""Seed and count of the draws over the architectures added last (`NEWEST`), each as likely as another. The second leaves
-out mistral4, whose text part alone AutoModelForCausalLM of the measured transformers cannot make."""
+"""Seed and count of the draws over the architectures added last (`NEWEST`), each as likely as another. The second
+leaves out mistral4, whose text part alone AutoModelForCausalLM of the measured transformers cannot make."""
 NEWEST = (
     "deepseek_v32", "deepseek_v4", "falcon_h1", "gemma3n_text", "gemma4_text", "glm4_moe", "glm4_moe_lite",
     "glm_moe_dsa", "granitemoehybrid", "kimi_linear", "lfm2", "lfm2_moe", "minimax_m2", "ministral3", "mistral4",
