@@ -16,7 +16,7 @@ from tunecast.hardware.catalog import gpu
 from tunecast.job.job import Job
 from tunecast.job.mapping import job_from_flat
 from tunecast.prediction.prediction import Prediction
-from tunecast.records import NamedTuple, dataclass
+from tunecast.records import NamedTuple, dataclass, replace
 from tunecast.result import Result
 
 Predict = Callable[[Job], Prediction]

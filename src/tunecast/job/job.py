@@ -203,7 +203,7 @@ class Job(Section):
     unsaid: tuple[str, ...] = records.field(default=(), compare=False, repr=False)
     """Fields about cards that the trainer's file it was read from leaves to its launcher: asked for, never assumed."""
     not_modelled: tuple[str, ...] = records.field(default=(), repr=False)
-    """Keys of the trainer's file it was read from that no field tells, with file and line: its answers are estimates."""
+    """Keys of the trainer's file it was read from that no field tells, with file and line: it is an estimate."""
 
     def __post_init__(self) -> None:
         self._read_fields("")

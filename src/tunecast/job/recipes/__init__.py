@@ -100,7 +100,7 @@ SPLITS = ("tensor", "pipeline", "context", "expert", "layers")
 
 
 def unsaid(job: Mapping[str, Any]) -> tuple[str, ...]:
-    """Fields about cards that neither the file nor the command line says; how many matters where it is spread over them."""
+    """Fields about cards that nobody said; how many there are matters where it is spread over them."""
     hardware, parallel = job.get("hardware") or {}, job.get("parallel") or {}
     spread = parallel.get("data") not in (None, "none", "ddp") or any((parallel.get(name) or 1) != 1 for name in SPLITS)
     asked = {"hardware.gpu": True, "hardware.gpus": spread}

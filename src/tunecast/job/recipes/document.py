@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json as standard_json
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from tunecast.errors import TunecastError, UsageError
@@ -56,7 +57,7 @@ class Document:
         tree: Any = _copied(self.tree)
         for name, value in values.items():
             within, parts = tree, name.split(".")
-            for part, after in zip(parts, parts[1:], strict=False):
+            for part, after in pairwise(parts):
                 within = _inside(within, part, {} if not after.isdecimal() else [])
             _put(within, parts[-1], value)
         return replace(self, tree=tree, on_command_line=self.on_command_line | set(values))

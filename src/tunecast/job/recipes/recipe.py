@@ -1,4 +1,4 @@
-"""What was understood of a trainer's file: the job, where each field comes from, what was assumed and what was not read."""
+"""What was understood of a trainer's file: the job, where each field comes from, what was assumed."""
 
 from __future__ import annotations
 
