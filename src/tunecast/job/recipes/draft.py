@@ -112,6 +112,12 @@ class Draft:
         self.put(field, value if read is None else read(value), keys, *names)
         return True
 
+    def offer(self, field: str, value: Any, keys: Keys, *names: str) -> None:
+        """A field that these keys say, where nobody said or took another: what a file says that another points to."""
+        keys.get(*names)
+        if field not in self.fields:
+            self.put(field, value, keys, *names)
+
     def assume(self, field: str, value: Any, whose: str = "") -> None:
         """Where nothing was taken."""
         if field not in self.fields:
