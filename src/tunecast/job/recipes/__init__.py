@@ -5,6 +5,7 @@ its name in `FRAMEWORKS`; one that is called by a command also has `invocation(w
 
 document.py   A file as a trainer wrote it: what it holds, and on which line
 draft.py      A recipe in the making: a reader takes keys one by one, and what it leaves is reported
+huggingface.py  Keys of transformers' TrainingArguments, TRL's SFTConfig and ModelConfig, wherever they stand
 recipe.py     What was understood: the job, where each field comes from, what was assumed, what was not read
 request.py    What a reader is asked: a file with what its command line sets, and what stands around it
 values.py     Numbers and switches as YAML and JSON files spell them
@@ -27,7 +28,10 @@ from tunecast.job.recipes.draft import Draft
 from tunecast.job.recipes.recipe import Recipe
 from tunecast.job.recipes.request import Launch, Request
 
-FRAMEWORKS: tuple[str, ...] = ("axolotl",)
+FRAMEWORKS: tuple[str, ...] = (
+    "axolotl",
+    "training_arguments",
+)
 """Files of frameworks/, in the order they are asked: what others could take for theirs comes first."""
 PARTS: tuple[str, ...] = (
     "accelerate",

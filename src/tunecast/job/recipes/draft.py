@@ -71,8 +71,12 @@ class Keys:
         return any(".".join(parts[:count]) in self._read for count in range(1, len(parts) + 1))
 
     def _moves_nothing(self, name: str) -> bool:
-        leaf = name.rpartition(".")[2]
-        return any(_matches(name, pattern) or leaf == pattern for pattern in self._patterns)
+        """It, or what it stands in: of `report_to` each item too."""
+        parts = name.split(".")
+        outer = {".".join(parts[:count]): parts[count - 1] for count in range(1, len(parts) + 1)}
+        return any(
+            _matches(each, pattern) or leaf == pattern for each, leaf in outer.items() for pattern in self._patterns
+        )
 
 
 @cache

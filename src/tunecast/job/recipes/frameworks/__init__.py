@@ -1,4 +1,5 @@
 """A trainer each: what its keys say about a job, and the defaults of its release.
 
-axolotl.py    Axolotl's YAML
+axolotl.py             Axolotl's YAML
+training_arguments.py  Arguments of transformers' Trainer in a file
 """
