@@ -66,9 +66,19 @@ class Keys:
             else:
                 yield name, value
 
+    def used(self) -> Iterator[str]:
+        """Values that were read, by dotted name; whoever reads a mapping reads all of it."""
+        for name, value in leaves(self.document.tree):
+            if name and value is not None and self._is_read(name) and not self._within(self.ignored, name):
+                yield name
+
     def _is_read(self, name: str) -> bool:
+        return self._within(self._read, name)
+
+    @staticmethod
+    def _within(names: set[str], name: str) -> bool:
         parts = name.split(".")
-        return any(".".join(parts[:count]) in self._read for count in range(1, len(parts) + 1))
+        return any(".".join(parts[:count]) in names for count in range(1, len(parts) + 1))
 
     def _moves_nothing(self, name: str) -> bool:
         """It, or what it stands in: of `report_to` each item too."""
@@ -147,8 +157,11 @@ class Draft:
                     place = keys.place(name)
                     missing[place.file, name] = NotUnderstood(name, place.file, place.line, UNKNOWN_KEY)
         ignored = sorted({name for keys in self._files for name in keys.ignored})
+        used = sorted(
+            {name for keys in self._files for name in keys.used() if (keys.document.file, name) not in missing}
+        )
         places = {field: place for field, place in self.places.items() if field in self.fields}
         return Recipe(
             nested(self.fields), self.framework, self.release, places, dict(self.assumed), tuple(missing.values()),
-            tuple(ignored), self.refused,
+            tuple(ignored), self.refused, tuple(used),
         )  # fmt: skip

@@ -61,4 +61,6 @@ class Recipe(Result):
     """Keys that move neither memory nor time nor cost."""
     refused: str | None = None
     """Why nothing can be predicted of it: a task that is not modelled."""
+    used: tuple[str, ...] = ()
+    """Keys that were read and say something about the job."""
     schema: str = SCHEMA
