@@ -1,4 +1,5 @@
 """A trainer each: what its keys say about a job, and the defaults of its release.
 
+automodel.py  NVIDIA's NeMo Automodel: one YAML a training, whose `recipe` and `_target_` are names of classes
 axolotl.py    Axolotl's YAML
 """
