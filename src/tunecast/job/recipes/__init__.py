@@ -31,6 +31,7 @@ from tunecast.job.recipes.request import Launch, Request
 FRAMEWORKS: tuple[str, ...] = (
     "axolotl",
     "training_arguments",
+    "automodel",
 )
 """Files of frameworks/, in the order they are asked: what others could take for theirs comes first."""
 PARTS: tuple[str, ...] = (
@@ -112,11 +113,12 @@ def require_modelled(recipe: Recipe, file: str) -> None:
 SPLITS = ("tensor", "pipeline", "context", "expert", "layers")
 
 
-def unsaid(job: Mapping[str, Any]) -> tuple[str, ...]:
-    """Fields about cards that nobody said; how many there are matters where it is spread over them."""
+def unsaid(job: Mapping[str, Any], global_batch: int | None = None) -> tuple[str, ...]:
+    """Fields about cards that nobody said; how many there are matters where it is spread over them, or where they
+    share a batch."""
     hardware, parallel = job.get("hardware") or {}, job.get("parallel") or {}
     spread = parallel.get("data") not in (None, "none", "ddp") or any((parallel.get(name) or 1) != 1 for name in SPLITS)
-    asked = {"hardware.gpu": True, "hardware.gpus": spread}
+    asked = {"hardware.gpu": True, "hardware.gpus": spread or global_batch is not None}
     return tuple(field for field, needed in asked.items() if needed and not hardware.get(field.partition(".")[2]))
 
 
