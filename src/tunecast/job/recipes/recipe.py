@@ -44,7 +44,8 @@ class NotUnderstood(NamedTuple):
 @dataclass(frozen=True)
 class Recipe(Result):
     KEYS: ClassVar = (
-        "schema", "job", "framework", "release", "from", "assumed", "not_understood", "ignored", "refused", "global_batch",
+        "schema", "job", "framework", "release", "from", "assumed", "not_understood", "ignored", "refused",
+        "global_batch",
     )  # fmt: skip
     FROM: ClassVar = {"from": "places"}
 
