@@ -16,7 +16,7 @@ from typing import Any
 
 from tunecast.job.foreign import WITHOUT_EFFECT
 from tunecast.job.job import nested
-from tunecast.job.recipes.document import COMMAND_LINE, Document, leaves
+from tunecast.job.recipes.document import Document, leaves
 from tunecast.job.recipes.recipe import Assumed, NotUnderstood, Place, Recipe
 
 UNKNOWN_KEY = "nothing here reads this key"
@@ -53,8 +53,7 @@ class Keys:
     def place(self, *names: str) -> Place:
         """Of the first that is set, else of the first."""
         name = next((name for name in names if self.document.get(name) is not None), names[0])
-        line = self.document.line(name)
-        return Place(self.document.file if line else COMMAND_LINE, line, name)
+        return Place(*self.document.place(name), name)
 
     def left(self) -> Iterator[tuple[str, Any]]:
         """Values nobody read, by dotted name; those that say nothing (null, false, empty) are ignored."""
@@ -123,6 +122,10 @@ class Draft:
         keys.get(name)
         place = keys.place(name)
         self._not_understood[place.file, name] = NotUnderstood(name, place.file, place.line, why)
+
+    def note(self, place: Place, why: str) -> None:
+        """Something of a file that is no key of it: another command, on other cards."""
+        self._not_understood[place.file, place.key] = NotUnderstood(place.key, place.file, place.line, why)
 
     def refuse(self, task: str, why: str = "") -> None:
         """A task that nothing can be predicted of. The first is told."""
