@@ -137,7 +137,8 @@ def plain(module: ast.Module, value: ast.expr | None) -> object:
     ("place", "value"),
     [
         ("Args.rate", 0.5), ("Args.size", 3), ("Args.many", [1]), ("Args.name", "a"), ("Args.kind", "Kind.A"),
-        ("Args.__init__.depth", 4), ("setup.rank", 8), ("setup.quiet", True), ('get("clip")', 1.0), ('get("seed")', None),
+        ("Args.__init__.depth", 4), ("setup.rank", 8), ("setup.quiet", True), ('get("clip")', 1.0),
+        ('get("seed")', None),
     ],
 )  # fmt: skip
 def test_defaults_are_found_where_people_write_them(place: str, value: object) -> None:

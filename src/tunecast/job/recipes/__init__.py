@@ -26,7 +26,10 @@ from tunecast.job.recipes.draft import Draft
 from tunecast.job.recipes.recipe import Recipe
 from tunecast.job.recipes.request import Launch, Request
 
-FRAMEWORKS: tuple[str, ...] = ("axolotl",)
+FRAMEWORKS: tuple[str, ...] = (
+    "torchtune",
+    "axolotl",
+)
 """Files of frameworks/, in the order they are asked: what others could take for theirs comes first."""
 ENDINGS = (".yaml", ".yml", ".json")
 
