@@ -38,9 +38,10 @@ from tunecast.job.recipes.request import Launch, Request
 from tunecast.job.recipes.trainings import request_of, trainings_of
 
 FRAMEWORKS: tuple[str, ...] = (
+    "torchtune",
+    "automodel",
     "axolotl",
     "training_arguments",
-    "automodel",
 )
 """Files of frameworks/, in the order they are asked: what others could take for theirs comes first."""
 PARTS: tuple[str, ...] = (
