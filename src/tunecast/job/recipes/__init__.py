@@ -3,6 +3,7 @@
 A new framework is one file in frameworks/ with NAME, RELEASE, `recognises(document)` and `read(draft, request)`, and
 its name in `FRAMEWORKS`; one that is called by a command also has `invocation(words)`.
 
+cards.py      What follows from how many cards there are: the launcher may say it, or the user, after the file was read
 document.py   A file as a trainer wrote it: what it holds, and on which line
 draft.py      A recipe in the making: a reader takes keys one by one, and what it leaves is reported
 recipe.py     What was understood: the job, where each field comes from, what was assumed, what was not read
@@ -97,18 +98,6 @@ def take_cards(draft: Draft, launch: Launch) -> None:
 def require_modelled(recipe: Recipe, file: str) -> None:
     if recipe.refused:
         raise Unsupported(f"{file}: {recipe.framework}: {recipe.refused}", field="task")
-
-
-SPLITS = ("tensor", "pipeline", "context", "expert", "layers")
-
-
-def unsaid(job: Mapping[str, Any], global_batch: int | None = None) -> tuple[str, ...]:
-    """Fields about cards that nobody said; how many there are matters where it is spread over them, or where they
-    share a batch."""
-    hardware, parallel = job.get("hardware") or {}, job.get("parallel") or {}
-    spread = parallel.get("data") not in (None, "none", "ddp") or any((parallel.get(name) or 1) != 1 for name in SPLITS)
-    asked = {"hardware.gpu": True, "hardware.gpus": spread or global_batch is not None}
-    return tuple(field for field, needed in asked.items() if needed and not hardware.get(field.partition(".")[2]))
 
 
 def at_its_place(error: TunecastError, recipe: Recipe, file: str) -> TunecastError:
