@@ -68,13 +68,27 @@ class Keys:
             else:
                 yield name, value
 
+    def used(self) -> Iterator[str]:
+        """Values that were read, by dotted name; whoever reads a mapping reads all of it."""
+        for name, value in leaves(self.document.tree):
+            if name and value is not None and self._is_read(name) and not self._within(self.ignored, name):
+                yield name
+
     def _is_read(self, name: str) -> bool:
+        return self._within(self._read, name)
+
+    @staticmethod
+    def _within(names: set[str], name: str) -> bool:
         parts = name.split(".")
-        return any(".".join(parts[:count]) in self._read for count in range(1, len(parts) + 1))
+        return any(".".join(parts[:count]) in names for count in range(1, len(parts) + 1))
 
     def _moves_nothing(self, name: str) -> bool:
-        leaf = name.rpartition(".")[2]
-        return any(_matches(name, pattern) or leaf == pattern for pattern in self._patterns)
+        """It, or what it stands in: of `report_to` each item too."""
+        parts = name.split(".")
+        outer = {".".join(parts[:count]): parts[count - 1] for count in range(1, len(parts) + 1)}
+        return any(
+            _matches(each, pattern) or leaf == pattern for each, leaf in outer.items() for pattern in self._patterns
+        )
 
 
 @cache
@@ -114,6 +128,12 @@ class Draft:
             return False
         self.put(field, value if read is None else read(value), keys, *names)
         return True
+
+    def offer(self, field: str, value: Any, keys: Keys, *names: str) -> None:
+        """A field that these keys say, where nobody said or took another: what a file says that another points to."""
+        keys.get(*names)
+        if field not in self.fields:
+            self.put(field, value, keys, *names)
 
     def assume(self, field: str, value: Any, whose: str = "") -> None:
         """Where nothing was taken."""
@@ -157,6 +177,9 @@ class Draft:
                     place = keys.place(name)
                     missing[place.file, name] = NotUnderstood(name, place.file, place.line, UNKNOWN_KEY)
         ignored = sorted({name for keys in self._files for name in keys.ignored})
+        used = sorted(
+            {name for keys in self._files for name in keys.used() if (keys.document.file, name) not in missing}
+        )
         job = with_accumulation(nested(self.fields), self.global_batch)
         places = {field: place for field, place in self.places.items() if field in self.fields or field in job}
         if self.global_batch is not None and "grad_accum" not in places:
@@ -164,5 +187,5 @@ class Draft:
             self.assumed["grad_accum"] = Assumed(job["grad_accum"], whose)
         return Recipe(
             job, self.framework, self.release, places, dict(self.assumed), tuple(missing.values()),
-            tuple(ignored), self.refused, self.global_batch,
+            tuple(ignored), self.refused, tuple(used), self.global_batch,
         )  # fmt: skip

@@ -61,6 +61,8 @@ class Recipe(Result):
     """Keys that move neither memory nor time nor cost."""
     refused: str | None = None
     """Why nothing can be predicted of it: a task that is not modelled."""
+    used: tuple[str, ...] = ()
+    """Keys that were read and say something about the job."""
     global_batch: int | None = None
     """Rows of one optimizer step on all cards, where the file says these: `grad_accum` follows from the cards."""
     schema: str = SCHEMA
