@@ -4,6 +4,7 @@ A new framework is one file in frameworks/ with NAME, RELEASE, `recognises(docum
 its name in `FRAMEWORKS`; one that is called by a command also has `invocation(words)`.
 
 commands.py   The commands of a shell script, as far as its text tells them
+cards.py      What follows from how many cards there are: the launcher may say it, or the user, after the file was read
 document.py   A file as a trainer wrote it: what it holds, and on which line
 draft.py      A recipe in the making: a reader takes keys one by one, and what it leaves is reported
 huggingface.py  Keys of transformers' TrainingArguments, TRL's SFTConfig and ModelConfig, wherever they stand
@@ -154,18 +155,6 @@ def take_launch(draft: Draft, launch: Launch) -> None:
 def require_modelled(recipe: Recipe, file: str) -> None:
     if recipe.refused:
         raise Unsupported(f"{file}: {recipe.framework}: {recipe.refused}", field="task")
-
-
-SPLITS = ("tensor", "pipeline", "context", "expert", "layers")
-
-
-def unsaid(job: Mapping[str, Any], global_batch: int | None = None) -> tuple[str, ...]:
-    """Fields about cards that nobody said; how many there are matters where it is spread over them, or where they
-    share a batch."""
-    hardware, parallel = job.get("hardware") or {}, job.get("parallel") or {}
-    spread = parallel.get("data") not in (None, "none", "ddp") or any((parallel.get(name) or 1) != 1 for name in SPLITS)
-    asked = {"hardware.gpu": True, "hardware.gpus": spread or global_batch is not None}
-    return tuple(field for field, needed in asked.items() if needed and not hardware.get(field.partition(".")[2]))
 
 
 def at_its_place(error: TunecastError, recipe: Recipe, file: str) -> TunecastError:

@@ -17,8 +17,9 @@ from typing import Any
 
 from tunecast.job.foreign import WITHOUT_EFFECT
 from tunecast.job.job import nested
+from tunecast.job.recipes.cards import is_count, with_accumulation
 from tunecast.job.recipes.document import Document, leaves
-from tunecast.job.recipes.recipe import Assumed, NotUnderstood, Place, Recipe, is_count, with_accumulation
+from tunecast.job.recipes.recipe import Assumed, NotUnderstood, Place, Recipe
 
 UNKNOWN_KEY = "nothing here reads this key"
 MOST_REPORTED = 200
@@ -141,6 +142,11 @@ class Draft:
         if field not in self.fields:
             self.fields[field] = value
             self.assumed[field] = Assumed(value, whose or f"{self.framework} {self.release}")
+
+    def drop(self, field: str) -> None:
+        """Of a field that was taken or assumed before something else decided it."""
+        for told in (self.fields, self.places, self.assumed):
+            told.pop(field, None)
 
     def put_global_batch(self, keys: Keys, *names: str, default: int | None = None) -> None:
         """Rows of one optimizer step on all cards, where the first of these keys, or the framework's default, says it.
