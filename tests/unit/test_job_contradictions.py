@@ -86,6 +86,8 @@ def test_how_to_quantise_needs_something_to_quantise():
         ({"data": {"tokens": 5, "samples": 5}}, "data.tokens"),
         ({"data": {"max_tokens_per_batch": 99, "packing": True}}, "data.max_tokens_per_batch"),
         ({"data": {"lengths": [5, 6]}, "lengths": [7]}, "data.lengths"),
+        ({"run": {"eval_strategy": "steps", "eval_steps": 5, "evals_per_epoch": 2}}, "run.evals_per_epoch"),
+        ({"run": {"save_steps": 5, "saves_per_epoch": 2}}, "run.saves_per_epoch"),
         ({"hardware": {"gpus": 8}, "parallel": {"tensor": 3}}, "parallel.tensor"),
         ({"hardware": {"gpus": 8}, "parallel": {"pipeline": 2, "context": 8}}, "parallel.pipeline"),
         ({"hardware": {"gpus": 8}, "parallel": {"expert": 5}}, "parallel.expert"),

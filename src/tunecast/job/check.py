@@ -12,7 +12,7 @@ from typing import Any
 
 from tunecast.job.knob import Problem, knobs_of, shown
 from tunecast.job.names import BITSANDBYTES
-from tunecast.job.sections import Lora, Quantization
+from tunecast.job.sections import Lora, Quantization, Run
 from tunecast.job.shardings import REPLICATED, SHARDINGS, able_to_offload
 from tunecast.records import NamedTuple
 
@@ -240,6 +240,23 @@ def steps_between_evaluations(steps: int | None, strategy: str) -> str | None:
         return None
     got = f"got {steps} with eval_strategy {shown(strategy)}"
     return f"{got}; allowed: null, or with eval_strategy steps; nearest: null"
+
+
+@rule("run.evals_per_epoch", "run.eval_steps", "run.eval_strategy")
+def one_count_of_evaluations(per_epoch: float | None, steps: int | None, strategy: str) -> str | None:
+    if per_epoch is None or (strategy == "steps" and steps is None):
+        return None
+    if strategy != "steps":
+        got = f"got {per_epoch:g} with eval_strategy {shown(strategy)}"
+        return f"{got}; allowed: null, or with eval_strategy steps; nearest: null"
+    return f"got {per_epoch:g} and eval_steps {steps} too; allowed: one of the two; nearest: null"
+
+
+@rule("run.saves_per_epoch", "run.save_steps")
+def one_count_of_checkpoints(per_epoch: float | None, steps: int) -> str | None:
+    if per_epoch is None or steps == knobs_of(Run)["save_steps"].default:
+        return None
+    return f"got {per_epoch:g} and save_steps {steps} too; allowed: one of the two; nearest: null"
 
 
 @rule("parallel.virtual_stages", "parallel.pipeline")

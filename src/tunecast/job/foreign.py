@@ -81,8 +81,6 @@ POINTERS: Mapping[str, tuple[str, str]] = {
     **dict.fromkeys(("max_samples", "num_samples", "max_train_samples"), ("data.samples", _COUNT)),
     "train_file": ("data.lengths", "(a file of their lengths)"),
     **dict.fromkeys(("val_set_size", "val_size", "eval_dataset"), ("data.eval_samples", _COUNT)),
-    "evals_per_epoch": ("run.eval_steps", "(steps between two)"),
-    "saves_per_epoch": ("run.save_steps", "(steps between two)"),
     **dict.fromkeys(("num_tokens", "token"), ("data.tokens", _COUNT)),
     "precision": ("weights_dtype", "(of the weights; autocast for mixed precision)"),
     **dict.fromkeys(("vram", "memory", "gpu_memory", "vram_gb"), ("hardware.gpu", "24gb (a card of that size)")),

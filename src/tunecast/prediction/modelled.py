@@ -197,6 +197,7 @@ def job_assumptions(job: Job, followed: Job, own: OwnRun | None = None) -> list[
 
 
 _BY_FSDP = "parallel.data", lambda job: sharding_of(job).is_fsdp
+_BY_STEPS = "run.save_strategy", lambda job: job.run.save_strategy == "steps"
 BELONGS_TO: Mapping[str, tuple[str, Callable[[Job], bool]]] = {
     "parallel.fsdp_version": _BY_FSDP,
     "parallel.reshard_after_forward": _BY_FSDP,
@@ -206,7 +207,9 @@ BELONGS_TO: Mapping[str, tuple[str, Callable[[Job], bool]]] = {
     "hardware.inter_node_gbps": ("hardware.nodes", lambda job: job.hardware.nodes > 1),
     "hardware.nvme_bytes_per_s": ("parallel.offload_device", lambda job: job.parallel.offload_device == "nvme"),
     "data.packing_strategy": ("data.packing", lambda job: job.data.packing),
-    "run.save_steps": ("run.save_strategy", lambda job: job.run.save_strategy == "steps"),
+    "run.save_steps": _BY_STEPS,
+    "run.saves_per_epoch": _BY_STEPS,
+    "run.eval_max_batches": ("run.eval_strategy", lambda job: job.run.eval_strategy != "no"),
 }
 """Fields that say how to do what another has to ask for, and whether it does. They are not refused: a plan chooses the
 cards and how the job is spread over them, and then some of them come to count."""
