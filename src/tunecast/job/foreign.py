@@ -50,6 +50,8 @@ MEANINGS: Mapping[str, Mapping[str, Fields]] = {
         }
         for name in ("flash_attention", "flash_attn", "use_flash_attention_2", "use_flash_attention")
     },
+    "flex_attention": {"true": {"attention": "flex_attention"}, "false": {}},
+    "xformers_attention": {"true": {"attention": "xformers"}, "false": {}},
     **{
         name: {"true": {"kernels": "liger"}, "false": {}}
         for name in ("use_liger_kernel", "use_liger", "enable_liger_kernel", "liger")

@@ -13,7 +13,7 @@ from typing import Any
 
 from tunecast import records
 from tunecast.job.check import changed, contradictions, settled
-from tunecast.job.kernels import CHOSEN, INSTALLED
+from tunecast.job.kernels import ATTENTIONS, CHOSEN, INSTALLED
 from tunecast.job.knob import (
     OURS,
     REQUIRED,
@@ -164,8 +164,8 @@ class Job(Section):
     attention: str = field(
         "sdpa",
         transformers("PreTrainedModel.get_correct_attn_implementation"),
-        "attention implementation",
-        choices=("sdpa", "eager", "flash_attention_2", "flash_attention_3"),
+        "attention implementation; flex_attention and xformers are estimates",
+        choices=ATTENTIONS,
         aka="attn_implementation attn attn_impl",
     )
     kernels: tuple[str, ...] = field(

@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tunecast.job.job import Job
 
+FLASH = ("flash_attention_2", "flash_attention_3", "flex_attention", "xformers")
+"""Kernels of attention that make no scores, and take no mask of all pairs."""
+ATTENTIONS = ("sdpa", "eager", *FLASH)
 CHOSEN = ("liger", "foak")
 INSTALLED: Mapping[str, str] = {"fla": "fla", "causal-conv1d": "causal_conv1d", "mamba-ssm": "mamba_ssm"}
 """As Python imports them. Of flash-linear-attention, fla-core is the part that has them; transformers looks when it
@@ -20,6 +23,10 @@ TAKEN: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("lfm2", "lfm2_moe"), OF_CONVOLUTION),
 }
 """By config.json's `model_type`: whose kernels its layers without attention take."""
+
+
+def is_flash(attention: str) -> bool:
+    return attention in FLASH
 
 
 def chosen_kernels(job: Job) -> tuple[str, ...]:

@@ -141,6 +141,7 @@ RULES: Mapping[str, Callable[[Job], str | None]] = {
 RECIPE_RULES: Mapping[str, Callable[[Job], str | None]] = {
     "hardware.gpus": _one_card,
     "matmul_dtype": _unless_traced("matmul_dtype", None),
+    "attention": _only(lambda job: job.attention, "sdpa", "eager", "flash_attention_2", "flash_attention_3"),
     "kernels": _only(chosen_kernels, (), ("liger",)),
     "loss": _unless_traced("loss", None, "full"),
     "optimizer_in_backward": _only(lambda job: job.optimizer_in_backward, False),

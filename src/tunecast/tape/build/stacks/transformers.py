@@ -8,7 +8,7 @@ from typing import Any
 
 from tunecast.errors import Unsupported
 from tunecast.job.job import Job
-from tunecast.job.kernels import chosen_kernels
+from tunecast.job.kernels import chosen_kernels, is_flash
 from tunecast.job.stacks import stack_of
 from tunecast.job.stored import USUAL, Packing, packing_of
 from tunecast.tape.build.adapters import adapt
@@ -39,9 +39,7 @@ REFUSES: Refusals = {
     "compile": lambda job: (
         job.compile
         and (
-            job.attention.startswith("flash")
-            or bool(chosen_kernels(job))
-            or job.quantization.format in ("int8", *PACKED_LAYERS)
+            is_flash(job.attention) or bool(chosen_kernels(job)) or job.quantization.format in ("int8", *PACKED_LAYERS)
         )
     ),
     "matmul_dtype": lambda job: (
