@@ -12,7 +12,7 @@ from tunecast.job import job_from_dict
 from tunecast.prediction.prediction import Prediction
 from tunecast.tape.build.job_runs import whole_tape
 from tunecast.tape.card import Card
-from tunecast.tape.op import Alloc, Begin, Phase, Tape
+from tunecast.tape.op import Alloc, Begin, Op, Phase, Tape
 
 SIZES: dict[str, Any] = {
     "model_type": "llama", "hidden_size": 256, "intermediate_size": 640, "num_hidden_layers": 2, "vocab_size": 2304,
@@ -32,6 +32,10 @@ def forward_bytes(made: Tape) -> int:
     events = made.steps()[0]
     backward = next(at for at, event in enumerate(events) if isinstance(event, Begin) and event.phase is Phase.BACKWARD)
     return sum(event.nbytes for event in events[:backward] if isinstance(event, Alloc))
+
+
+def sizes(made: Tape) -> set[int]:
+    return {event.nbytes for event in made.events if isinstance(event, Alloc)}
 
 
 def predicted(**fields: Any) -> Prediction:
@@ -62,3 +66,40 @@ def test_flex_attention_has_no_dropout() -> None:
     with pytest.raises(Unsupported, match="flex_attention knows no dropout"):
         tape(SIZES | {"attention_dropout": 0.1}, attention="flex_attention")
     assert tape(SIZES | {"attention_dropout": 0.1}, attention="xformers").guesses
+
+
+def test_a_head_that_makes_no_logits() -> None:
+    """Of 512 tokens and 2,304 words: what is kept besides the hidden states is a number and a place a token, and a
+    number a word; the backward pass makes gradients of the hidden states and the head."""
+    plain, cut = (tape(method="full", kernels=kernels) for kernels in ([], ["cut_cross_entropy"]))
+    logits_bytes = {TOKENS * 2304 * 2, TOKENS * 2304 * 4}
+    assert logits_bytes & sizes(plain) and not logits_bytes & sizes(cut)
+    products = [op for op in cut.steps()[0] if isinstance(op, Op) and op.shapes[:2] == ((TOKENS, 256), (256, 2304))]
+    assert len(products) == 1 + 1 + 2, "forward; again in the backward pass, and a product for each gradient"
+    assert cut.guesses and not plain.guesses
+
+
+@pytest.mark.parametrize("kernel", ["cut_cross_entropy", "lora_triton"])
+def test_kernels_that_nobody_compared(kernel: str) -> None:
+    job = {"stack": "axolotl", "method": "lora"}
+    said, plain = predicted(kernels=[kernel], **job), predicted(**job)
+    assert said.exactness == "estimate" and any(f"kernels {kernel}" in reason for reason in said.reasons)
+    assert said.memory.allocated_bytes <= plain.memory.allocated_bytes
+
+
+def test_trl_has_a_head_of_its_own() -> None:
+    with pytest.raises(Unsupported, match="kernels: got cut_cross_entropy"):
+        predicted(kernels=["cut_cross_entropy"], stack="trl")
+
+
+def test_parts_of_liger_on_paper() -> None:
+    """All of them are what liger is; the head without logits alone is less than that and more than nothing."""
+    parts = ["liger_rope", "liger_rms_norm", "liger_glu", "liger_fused_linear_cross_entropy"]
+    whole, named, head, none = (tape(kernels=each) for each in (["liger"], parts, parts[3:], []))
+    assert named.events == whole.events
+    assert forward_bytes(whole) < forward_bytes(head) < forward_bytes(none)
+    assert not whole.guesses and not head.guesses
+    # Liger's loss makes no logarithms of all probabilities: of 512 tokens and 2,304 words 4 bytes each
+    without = tape(kernels=[*parts[:3], "liger_cross_entropy"]), tape(kernels=parts[:3])
+    less = forward_bytes(without[1]) - forward_bytes(without[0])
+    assert less == pytest.approx(4 * TOKENS * 2304, rel=0.02)

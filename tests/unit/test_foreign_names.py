@@ -64,6 +64,8 @@ def refusal(*flags: str) -> str:
         ("--use-peft", {"method": "lora"}),
         ("--use-peft --method qlora", {"method": "qlora"}),
         ("--use-liger-kernel", {"kernels": "liger"}),
+        ("--liger-rope --liger-glu-activation true", {"kernels": "liger_rope,liger_glu"}),
+        ("--cut-cross-entropy --lora-mlp-kernel", {"kernels": "cut_cross_entropy,lora_triton"}),
         ("--gradient-checkpointing", {"gradient_checkpointing": True}),
         ("--gradient_checkpointing False", {"gradient_checkpointing": False}),
         ("--gradient_checkpointing=no", {"gradient_checkpointing": False}),

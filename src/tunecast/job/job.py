@@ -171,7 +171,9 @@ class Job(Section):
     kernels: tuple[str, ...] = field(
         (),
         trl("SFTConfig.use_liger_kernel", False),
-        "fused kernels in use; fla, causal-conv1d, mamba-ssm: installed, so that layers without attention take them",
+        "fused kernels in use: Liger's all (liger, with head and loss as one) or one by one, cut_cross_entropy and "
+        "axolotl's lora_triton (estimates), foak; fla, causal-conv1d, mamba-ssm: installed, so that layers without "
+        "attention take them",
         choices=(*CHOSEN, *INSTALLED),
     )
     loss: str | None = field(

@@ -14,7 +14,7 @@ from tunecast.hardware.grids import FIELD as COUNTRY
 from tunecast.hardware.grids import grid
 from tunecast.hardware.spec import Gpu
 from tunecast.job.job import Job, all_knobs
-from tunecast.job.kernels import chosen_kernels
+from tunecast.job.kernels import LIGER_PARTS, chosen_kernels
 from tunecast.job.knob import shown
 from tunecast.job.model import ModelConfig
 from tunecast.job.optimizers import optimizer_of
@@ -142,7 +142,9 @@ RECIPE_RULES: Mapping[str, Callable[[Job], str | None]] = {
     "hardware.gpus": _one_card,
     "matmul_dtype": _unless_traced("matmul_dtype", None),
     "attention": _only(lambda job: job.attention, "sdpa", "eager", "flash_attention_2", "flash_attention_3"),
-    "kernels": _only(chosen_kernels, (), ("liger",)),
+    "kernels": _only(
+        lambda job: tuple(name for name in chosen_kernels(job) if name not in ("liger", *LIGER_PARTS)), ()
+    ),
     "loss": _unless_traced("loss", None, "full"),
     "optimizer_in_backward": _only(lambda job: job.optimizer_in_backward, False),
     "offload_activations": _only(lambda job: job.offload_activations, False),

@@ -17,6 +17,7 @@ from math import ceil, sqrt
 from typing import TYPE_CHECKING
 
 from tunecast.job.job import Job
+from tunecast.job.kernels import liger_parts
 from tunecast.job.lengths import sample_lengths
 from tunecast.job.shardings import sharding_of
 from tunecast.job.stacks import stack_of
@@ -350,7 +351,7 @@ def _first_evaluation(job: Job, planning: Planning) -> SecondsRange:
 
 
 def _first_step(job: Job) -> SecondsRange:
-    loaded = COMPILE_S if job.compile else LIGER_S if "liger" in job.kernels else FIRST_STEP_S
+    loaded = COMPILE_S if job.compile else LIGER_S if liger_parts(job) else FIRST_STEP_S
     begun = TRAIN_START_S if stack_of(job).uses_trainer else NOTHING
     return SecondsRange(*map(sum, zip(loaded, begun, strict=True)))
 
