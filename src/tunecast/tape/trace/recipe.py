@@ -15,7 +15,7 @@ import torch
 
 from tunecast.errors import UsageError
 from tunecast.job.job import Job
-from tunecast.job.kernels import INSTALLED
+from tunecast.job.kernels import INSTALLED, LIGER_PARTS, liger_parts
 from tunecast.tape.build.adapters import ATTENTION, MAMBA
 from tunecast.tape.build.fill_in import fill_in
 from tunecast.tape.trace.optimizers import RATE, imported, make_optimizer
@@ -123,10 +123,12 @@ def build(job: Job, raw: Mapping[str, Any]) -> Any:
     widen_kept(model)
     if text.tie_word_embeddings:
         model.tie_weights()
-    if "liger" in job.kernels:
+    parts = liger_parts(job)
+    if parts:
         from liger_kernel.transformers.monkey_patch import _apply_liger_kernel_to_instance
 
-        _apply_liger_kernel_to_instance(model=model)
+        taken = {name: part in parts for part, names in LIGER_PARTS.items() for name in names}
+        _apply_liger_kernel_to_instance(model=model, **taken)
     return model
 
 
