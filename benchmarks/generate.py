@@ -32,8 +32,9 @@ COUNT = 22
 LIGER = {"llama", "qwen2", "mistral", "qwen3", "gemma2", "phi3", "granite", "olmo2"}
 CLOSED_SEED, CLOSED_COUNT, MOST_PARAMETERS = 20261116, 24, 10_000_000_000
 """The second draw, for the closed form: over all bundled text models up to that size."""
-EDGE_SEED, EDGE_COUNT = 20261117, 36
-"""The third draw, over the architectures added last (`NEWEST`), each as likely as another."""
+EDGE_DRAWS = {"edge": (20261117, 36), "edge2": (20261119, 48)}
+"""Seed and count of the draws over the architectures added last (`NEWEST`), each as likely as another. The second
+leaves out mistral4, whose text part alone AutoModelForCausalLM of the measured transformers cannot make."""
 NEWEST = (
     "deepseek_v32", "deepseek_v4", "falcon_h1", "gemma3n_text", "gemma4_text", "glm4_moe", "glm4_moe_lite",
     "glm_moe_dsa", "granitemoehybrid", "kimi_linear", "lfm2", "lfm2_moe", "minimax_m2", "ministral3", "mistral4",
@@ -124,17 +125,19 @@ def bundled(most: int = MOST_PARAMETERS) -> dict[str, Any]:
     }
 
 
-def edge_jobs() -> tuple[list[dict[str, Any]], dict[str, Any]]:
+def edge_jobs(name: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Jobs of one architecture after the other, in an order that is drawn; and the models they are of."""
-    models, pick = newest_models(), random.Random(EDGE_SEED)
+    seed, count = EDGE_DRAWS[name]
+    families = NEWEST if name == "edge" else [family for family in NEWEST if family != "mistral4"]
+    models, pick = newest_models(), random.Random(seed)
     order: list[str] = []
-    while len(order) < EDGE_COUNT:
-        order += pick.sample(NEWEST, len(NEWEST))
+    while len(order) < count:
+        order += pick.sample(families, len(families))
     jobs = []
-    for number, family in enumerate(order[:EDGE_COUNT]):
-        of_it = {name: model for name, model in models.items() if model["family"] == family}
-        (job,) = drawn(1, pick.randrange(2**32), "edge", of_it)
-        jobs.append({**job, "id": f"edge-{number:02d}", **MEASURED_WITH})
+    for number, family in enumerate(order[:count]):
+        of_it = {model: entry for model, entry in models.items() if entry["family"] == family}
+        (job,) = drawn(1, pick.randrange(2**32), name, of_it)
+        jobs.append({**job, "id": f"{name}-{number:02d}", **MEASURED_WITH})
     return jobs, models
 
 

@@ -1,9 +1,10 @@
 """Run jobs for real on a CUDA card, each in a process of its own, and write down what torch says it took.
 
-    python benchmarks/measure.py JOBS.jsonl OUT.jsonl [--limit-s 500] [--case-s 60]
+    python benchmarks/measure.py JOBS.jsonl OUT.jsonl [--limit-s 500] [--case-s 60] [--fitting]
 
-JOBS holds lines with a "job" (and anything else, which is carried along). The training run is the one the tracer
-follows, `tunecast.tape.trace.recipe`, without the tracer. Packages the card's machine lacks may lie on PYTHONPATH.
+JOBS holds lines with a "job" (and anything else, which is carried along). `--fitting`: of predictions, those that are
+said to fit, the smallest first. The training run is the one the tracer follows, `tunecast.tape.trace.recipe`, without
+the tracer. Packages the card's machine lacks may lie on PYTHONPATH.
 """
 
 from __future__ import annotations
@@ -81,16 +82,20 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--limit-s", type=float, default=500)
     parser.add_argument("--case-s", type=float, default=60)
+    parser.add_argument("--fitting", action="store_true")
     options = parser.parse_args()
     import torch  # noqa: F401  imported before the fork, so that each case starts in a moment
     import transformers  # noqa: F401
 
     models = json.loads((HERE / "data" / "generated_models.json").read_text())
+    rows = [json.loads(line) for line in options.jobs.read_text().splitlines()]
+    if options.fitting:
+        rows = [row for row in rows if "predicted" in row and row["predicted"]["completed"]]
+        rows.sort(key=lambda row: row["predicted"]["allocated_bytes"])
     start = time.monotonic()
     fork = multiprocessing.get_context("fork")
     with options.out.open("a") as out:
-        for line in options.jobs.read_text().splitlines():
-            row = json.loads(line)
+        for row in rows:
             if time.monotonic() - start > options.limit_s:
                 print("out of time before", row["job"]["id"])
                 break

@@ -2,7 +2,7 @@
 
 python benchmarks/predict.py --python ENV/bin/python        writes data/generated_predictions.jsonl
 python benchmarks/predict.py --engine analytic              writes data/closed_predictions.jsonl
-python benchmarks/predict.py --edge                         writes data/edge_predictions.jsonl
+python benchmarks/predict.py --edge edge2                   writes data/edge2_predictions.jsonl
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "src")]
 
-from generate import CLOSED_COUNT, CLOSED_SEED, bundled, drawn, edge_jobs  # noqa: E402
+from generate import CLOSED_COUNT, CLOSED_SEED, EDGE_DRAWS, bundled, drawn, edge_jobs  # noqa: E402
 from memory import H200_CAPACITY_BYTES, commit  # noqa: E402
 
 from tunecast.errors import TunecastError  # noqa: E402
@@ -65,13 +65,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--python", default=sys.executable, help="interpreter with torch and the measured packages")
     parser.add_argument("--engine", choices=("traced", "analytic"), default="traced")
-    parser.add_argument("--edge", action="store_true", help="the closed form, over the newest architectures")
+    parser.add_argument("--edge", choices=EDGE_DRAWS, help="the closed form, over the newest architectures")
     parser.add_argument("--jobs", type=int, default=1, help="tapes at once; each takes two cores and 2 GiB")
     parser.add_argument("--commit", help="the commit this is a copy of, where git cannot say")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     if options.edge:
-        name, (jobs, models) = "edge", edge_jobs()
+        name, (jobs, models) = options.edge, edge_jobs(options.edge)
     elif options.engine == "analytic":
         name, models = "closed", bundled()
         jobs = drawn(CLOSED_COUNT, CLOSED_SEED, "closed", models)

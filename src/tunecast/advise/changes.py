@@ -49,7 +49,8 @@ def with_fields(job: Job, overrides: Overrides) -> Job:
     if overrides.get("method") == "qlora" and job.method != "qlora":
         del fields["quantization"]  # it says that nothing is quantised
     changed = job_from_dict(with_overrides(fields, overrides))
-    return replace(changed, given=job.given | set(overrides))
+    unsaid = tuple(field for field in job.unsaid if field not in overrides)
+    return replace(changed, given=job.given | set(overrides), unsaid=unsaid, not_modelled=job.not_modelled)
 
 
 def least_capacity(of: Prediction) -> int:

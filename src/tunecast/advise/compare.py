@@ -16,7 +16,7 @@ from tunecast.hardware.catalog import gpu
 from tunecast.job.job import Job
 from tunecast.job.mapping import job_from_flat
 from tunecast.prediction.prediction import Prediction
-from tunecast.records import NamedTuple, dataclass
+from tunecast.records import NamedTuple, dataclass, replace
 from tunecast.result import Result
 
 Predict = Callable[[Job], Prediction]
@@ -80,7 +80,9 @@ def _changed(job: Job, after: Job, changes: list[Difference], predict: Predict) 
         return after
     try:
         set_fields = {change.field: change.after for change in changes}
-        other = job_from_flat({**job.flat(), **set_fields}, job.given | set(set_fields))
+        other = replace(
+            job_from_flat({**job.flat(), **set_fields}, job.given | set(set_fields)), not_modelled=job.not_modelled
+        )
         predict(other)
     except UsageError:
         return None

@@ -43,6 +43,10 @@ COMMANDS: Mapping[str, Command] = {
         "the GPU memory a fine-tuning job needs, and whether it fits",
         "tunecast predict llama-3.1-8b --method qlora --seq-len 2048 --micro-batch 1 --gpu rtx-4090",
     ),
+    "read": Command(
+        "the job understood from the file you train with: what it says, what is assumed, what was not understood",
+        "tunecast read config.yaml",
+    ),
     "fit": Command(
         "the smallest changes that make a job fit its card, or make it faster; as a patch to its file",
         "tunecast fit job.yaml --gpu rtx-4090",

@@ -7,7 +7,7 @@ from datetime import date
 
 from tunecast.advise.compare import steps_between
 from tunecast.door.asking import Predictions, Tick, extra, no_tick
-from tunecast.door.read import Source, read
+from tunecast.door.read import Source, read_on_card
 from tunecast.planning.comparison import Comparison, Rents
 from tunecast.planning.price import Rent, rent_of
 from tunecast.prediction.engines import DEFAULT_ENGINE
@@ -30,8 +30,8 @@ def compare(
     `overrides` hold for both. Each field that differs is changed one after the other, and what one costs depends on
     those before it; the sum does not.
     """
-    before = read(job, overrides)
-    after = read(job if other is None else other, {**(overrides or {}), **to})
+    before = read_on_card(job, overrides)
+    after = read_on_card(job if other is None else other, {**(overrides or {}), **to})
     predictions = Predictions(engine, python, timed=True, calibrated=calibrated, tick=tick)
     first, last = predictions.predict(before), predictions.predict(after)
     steps = tuple(steps_between(before, after, predictions.predict))

@@ -11,7 +11,7 @@ from tunecast.advise.ladder import ALLOWED
 from tunecast.door.asking import Tick, extra, no_tick
 from tunecast.door.filters import Names, split_names
 from tunecast.door.predict import calibration_for
-from tunecast.door.read import Source, dotted, read
+from tunecast.door.read import Source, dotted, read_on_card
 from tunecast.errors import UsageError, nearest_hint
 from tunecast.job.job import Job
 from tunecast.job.readers import is_job_file
@@ -38,7 +38,7 @@ def fit(
     `changes` and `job` of the answer are the chosen ones; where the job is a file, `patch` is what they do to it.
     """
     given = dotted(overrides)
-    found = _fit(read(job, given), allowed(allow), calibrated=calibrated, tick=tick)
+    found = _fit(read_on_card(job, given), allowed(allow), calibrated=calibrated, tick=tick)
     source = fspath(job) if isinstance(job, (str, PathLike)) else None
     if found.chosen is None or source is None or not is_job_file(source):
         return found

@@ -10,7 +10,7 @@ from tunecast.advise import largest as search
 from tunecast.advise import most
 from tunecast.advise.most import Largest, LargestBatch, LargestModel, LongestSequence, SizedModel
 from tunecast.door.asking import Predictions, Tick, no_tick
-from tunecast.door.read import Source, dotted, read
+from tunecast.door.read import Source, dotted, read_on_card
 from tunecast.errors import NotResolved, UsageError
 from tunecast.hardware.catalog import gpu as gpu_named
 from tunecast.job.job import Job
@@ -114,11 +114,11 @@ def _jobs(source: Source, overrides: Overrides) -> Iterator[Job]:
     """Of a model's name one for each method; what only another method has is left out then."""
     by_name = isinstance(source, (str, PathLike)) and not is_job_file(fspath(source))
     if not by_name:
-        yield read(source, overrides)
+        yield read_on_card(source, overrides)
     elif "method" in overrides:
-        yield read(source, {"micro_batch": 1, **overrides})
+        yield read_on_card(source, {"micro_batch": 1, **overrides})
     else:
-        yield from (read(source, fields) for fields in _by_method({"micro_batch": 1, **overrides}, METHODS))
+        yield from (read_on_card(source, fields) for fields in _by_method({"micro_batch": 1, **overrides}, METHODS))
 
 
 def _by_method(overrides: Overrides, methods: Sequence[str]) -> Iterator[dict[str, object]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from tunecast.door.read import Source, read
+from tunecast.door.read import Source, read_on_card
 from tunecast.job.job import Job
 from tunecast.prediction import engines
 from tunecast.prediction.prediction import Prediction
@@ -40,7 +40,7 @@ def predict(
     timed       False: memory alone will be read, which is faster; time is there all the same
     once        no job of other sizes will be asked for
     """
-    job = read(job, overrides)
+    job = read_on_card(job, overrides)
     calibration = calibration_for(job) if engine != "traced" and calibrated and timed else None
     found = engines.predict(
         job, engine=engine, timed=timed, once=once, calibration=calibration, exact=exact, python=python, **how

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from os import PathLike, fspath
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from tunecast.errors import UsageError
 from tunecast.job.foreign import fields_meant
 from tunecast.job.job import Job, sections
 from tunecast.job.mapping import check_overrides, job_from_dict, with_overrides
 from tunecast.job.readers import read_job
+
+if TYPE_CHECKING:
+    from tunecast.job.recipes.recipe import Recipe
 
 Source = Job | Mapping[str, Any] | str | PathLike[str]
 """What a job may be given as."""
@@ -31,6 +36,28 @@ def read(source: Source, overrides: Mapping[str, object] | None = None, **fields
         check_overrides(changed)
         return job_from_dict(with_overrides(source, changed))
     return read_job(fspath(source), changed)
+
+
+def read_on_card(source: Source, overrides: Mapping[str, object] | None = None, **fields: object) -> Job:
+    """The same, for what is asked of its own card: a trainer's file may leave it to the launcher."""
+    return require_card(read(source, overrides, **fields))
+
+
+def require_card(job: Job) -> Job:
+    if job.unsaid:
+        flags = {"hardware.gpu": "--gpu NAME", "hardware.gpus": "--gpus N"}
+        what = "on which card it runs" if "hardware.gpu" in job.unsaid else "on how many cards it runs"
+        told = " ".join(flags[field] for field in job.unsaid)
+        raise UsageError(f"the file does not say {what}. To fix: add {told}", field=job.unsaid[0])
+    return job
+
+
+def recipe(path: str | PathLike[str], values: Mapping[str, object] | None = None) -> Recipe:
+    """What was understood of the file of a training: the job, where each field comes from, what was assumed, and what
+    was not understood. The file is never executed. `values`: keys of its framework that win over the file's."""
+    from tunecast.job.recipes import read_recipe
+
+    return read_recipe(Path(path), values)
 
 
 def dotted(overrides: Mapping[str, object] | None, fields: Mapping[str, object] | None = None) -> dict[str, object]:

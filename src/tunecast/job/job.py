@@ -200,6 +200,11 @@ class Job(Section):
     """Fields that were written down, by dotted name: not part of what the job does. A job made in Python does not say
     it: there, what holds another value than its default was given."""
 
+    unsaid: tuple[str, ...] = records.field(default=(), compare=False, repr=False)
+    """Fields about cards that the trainer's file it was read from leaves to its launcher: asked for, never assumed."""
+    not_modelled: tuple[str, ...] = records.field(default=(), repr=False)
+    """Keys of the trainer's file it was read from that no field tells, with file and line: it is an estimate."""
+
     def __post_init__(self) -> None:
         self._read_fields("")
         for name, kind in sections().items():

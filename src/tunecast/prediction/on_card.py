@@ -25,7 +25,7 @@ from tunecast.prediction.memory.pages import pages_bytes
 from tunecast.prediction.memory.ranges import Basis, device_was_measured, range_of
 from tunecast.prediction.memory.replay import AtPeak, LongReplays, Replay, Replays, ReplaySpread, one_of, rows_of
 from tunecast.prediction.verdict import Room, Verdict, room_within
-from tunecast.records import NamedTuple, dataclass
+from tunecast.records import NamedTuple, dataclass, replace
 from tunecast.tape.compose import Composed
 from tunecast.tape.fold import Folded
 from tunecast.tape.op import Tape
@@ -303,7 +303,8 @@ def job_on_card(job: Job, gpu: Gpu, tape: Tape | Folded, managed_bytes: int = 0,
     allocator = stack_of(job).allocator or job.allocator
     settings = allocator_settings(allocator, gpu, tape, pretended=capacity_bytes is not None)
     others, reserve_bytes = others_of(job, gpu), job.hardware.reserve_bytes
-    return on_card(tape, gpu, settings, capacity_bytes, reserve_bytes, job.stack, others, managed_bytes, own)
+    held = on_card(tape, gpu, settings, capacity_bytes, reserve_bytes, job.stack, others, managed_bytes, own)
+    return replace(held, guesses=(*held.guesses, *job.not_modelled)) if job.not_modelled else held
 
 
 def others_of(job: Job, gpu: Gpu) -> Cluster | None:

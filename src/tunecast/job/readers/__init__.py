@@ -21,10 +21,12 @@ from tunecast.job.knob import shown
 from tunecast.job.mapping import check_overrides, job_from_dict, with_overrides
 from tunecast.job.readers.json import Found
 from tunecast.job.registry import bundled_names
-from tunecast.records import dataclass
+from tunecast.records import dataclass, replace
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from tunecast.job.recipes.recipe import Recipe
 
 FORMATS: Mapping[str, str] = {".yaml": "yaml", ".yml": "yaml", ".json": "json", ".jsonl": "jsonlines"}
 """By ending, the file here that reads it."""
@@ -88,6 +90,8 @@ def _jobs(source: str, overrides: Mapping[str, object]) -> Iterator[Job | JobErr
     try:
         if path.name == "config.json":
             yield _job(Found("", {"model": source}), overrides, None)
+        elif (recipe := _recipe(path)) is not None:
+            yield _job_of_recipe(recipe, overrides, path)
         elif reader is not None:
             documents = import_module(f"{__name__}.{reader}").documents(path)
             for number, found in enumerate(documents):
@@ -99,6 +103,30 @@ def _jobs(source: str, overrides: Mapping[str, object]) -> Iterator[Job | JobErr
             yield _job(Found("", {"model": source}), overrides, None)
     except TunecastError as error:  # the file itself: nothing was found in it, or no more will be
         yield job_error(error)
+
+
+def _recipe(path: Path) -> Recipe | None:
+    """What a trainer's file says; None where it is none, or is told below what is wrong with it as a job's."""
+    from tunecast.job import recipes
+
+    try:
+        return recipes.find_recipe(path)
+    except TunecastError:
+        if path.suffix.lower() in FORMATS:
+            return None
+        raise
+
+
+def _job_of_recipe(recipe: Recipe, overrides: Mapping[str, object], path: Path) -> Job | JobError:
+    from tunecast.job import recipes
+
+    content = with_overrides(recipe.job, overrides)
+    try:
+        recipes.require_modelled(recipe, str(path))
+        job = job_from_dict(content)
+    except TunecastError as error:
+        return job_error(recipes.at_its_place(error, recipe, str(path)))
+    return replace(job, not_modelled=tuple(map(str, recipe.not_understood)), unsaid=recipes.unsaid(content))
 
 
 TRAINING_TEXTS = frozenset(

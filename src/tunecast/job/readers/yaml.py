@@ -24,6 +24,11 @@ def documents(path: Path) -> Iterator[Found]:
 
 
 def parsed(text: str, where: str) -> Any:
+    return with_lines(text, where)[0]
+
+
+def with_lines(text: str, where: str) -> tuple[Any, dict[str, int]]:
+    """The value a YAML text holds, and the line of every key in it by its dotted name: `datasets.0.path`."""
     yaml = import_module("yaml")  # here, as most commands read no YAML; by name, as PyYAML brings no types
 
     loader = None
@@ -31,8 +36,9 @@ def parsed(text: str, where: str) -> Any:
         loader = yaml.SafeLoader(text)
         node = loader.get_single_node()
         if node is None:
-            return None
+            return None, {}
         _check_nodes(node, where)
+        lines = dict(_lines(node))
         value = loader.construct_document(node)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
@@ -49,7 +55,7 @@ def parsed(text: str, where: str) -> Any:
         if loader is not None:
             loader.dispose()
     check_shape(value, where)
-    return value
+    return value, lines
 
 
 def _reason(error: Any) -> str:
@@ -97,6 +103,20 @@ def _check_nodes(root: Any, where: str) -> None:
                 yield value
 
     size(root, 0)
+
+
+def _lines(node: Any, before: str = "") -> Iterator[tuple[str, int]]:
+    """Of each key and item, outer ones first."""
+    yaml = import_module("yaml")
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            name = f"{before}{key.value}" if isinstance(key, yaml.ScalarNode) else before
+            yield name, _line(key)
+            yield from _lines(value, f"{name}.")
+    elif isinstance(node, yaml.SequenceNode):
+        for number, value in enumerate(node.value):
+            yield f"{before}{number}", _line(value)
+            yield from _lines(value, f"{before}{number}.")
 
 
 def _line(node: Any) -> int:

@@ -1,0 +1,152 @@
+"""A file as a trainer wrote it: what it holds, and on which line. Nothing in it is ever executed.
+
+Tags, class paths, `_target_` and `_component_` stay text. A file may come from anyone: see readers/bounds.py.
+"""
+
+from __future__ import annotations
+
+import json as standard_json
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from tunecast.errors import TunecastError, UsageError
+from tunecast.job.readers import json, yaml
+from tunecast.job.readers.bounds import MOST_FILE_BYTES, MOST_YAML_BYTES, bounded_text
+from tunecast.records import dataclass, replace
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+COMMAND_LINE = "command line"
+"""Where a value comes from that no file holds."""
+
+
+@dataclass(frozen=True)
+class Document:
+    """What a file holds: plain mappings, lists and values, with the line of each by dotted name."""
+
+    file: str
+    """As the user named it, for messages."""
+    tree: Mapping[str, Any]
+    lines: Mapping[str, int]
+    text: str = ""
+    on_command_line: frozenset[str] = frozenset()
+    """Dotted names of what the command line set."""
+
+    def get(self, name: str) -> Any:
+        """By dotted name; None where it is not there, or null."""
+        found: Any = self.tree
+        for part in name.split("."):
+            if isinstance(found, Mapping):
+                found = found.get(part)
+            elif isinstance(found, list) and part.isdecimal() and int(part) < len(found):
+                found = found[int(part)]
+            else:
+                return None
+        return found
+
+    def has(self, name: str) -> bool:
+        """Whether it is written there, be it null."""
+        outer, _, leaf = name.rpartition(".")
+        within = self.get(outer) if outer else self.tree
+        return isinstance(within, Mapping) and leaf in within
+
+    def with_values(self, values: Mapping[str, Any]) -> Document:
+        """With dotted names set, as a command line does: what is set wins."""
+        tree: Any = _copied(self.tree)
+        for name, value in values.items():
+            within, parts = tree, name.split(".")
+            for part, after in pairwise(parts):
+                within = _inside(within, part, {} if not after.isdecimal() else [])
+            _put(within, parts[-1], value)
+        return replace(self, tree=tree, on_command_line=self.on_command_line | set(values))
+
+    def line(self, name: str) -> int:
+        """Of a key, or of what it stands in; 0 where it was given on the command line."""
+        if name in self.on_command_line:
+            return 0
+        while name not in self.lines and "." in name:
+            name = name.rpartition(".")[0]
+        return self.lines.get(name, 0)
+
+
+def leaves(value: object, before: str = "") -> Iterator[tuple[str, Any]]:
+    """Every value that holds no others, by dotted name; an empty mapping or list is one."""
+    inner: list[tuple[str, Any]] = []
+    if isinstance(value, Mapping):
+        inner = [(str(key), each) for key, each in value.items()]
+    elif isinstance(value, list):
+        inner = [(str(number), each) for number, each in enumerate(value)]
+    if not inner:
+        yield before, value
+    for key, each in inner:
+        yield from leaves(each, f"{before}.{key}" if before else key)
+
+
+def read_document(path: Path) -> Document:
+    """Of a YAML or JSON file. Raises a `TunecastError` where it is neither."""
+    if path.suffix.lower() in (".yaml", ".yml"):
+        return yaml_document(bounded_text(path, MOST_YAML_BYTES), str(path))
+    return json_document(bounded_text(path, MOST_FILE_BYTES), str(path))
+
+
+def yaml_document(text: str, file: str) -> Document:
+    value, lines = yaml.with_lines(text, file)
+    return Document(file, _mapping(value, file), lines, text)
+
+
+def json_document(text: str, file: str) -> Document:
+    value = json.parsed(text, file)
+    try:
+        lines = yaml.with_lines(text.replace("\t", "  "), file)[1] if len(text) <= MOST_YAML_BYTES else {}
+    except TunecastError:
+        lines = {}
+    return Document(file, _mapping(value, file), lines, text)
+
+
+def scalar(text: str) -> Any:
+    """A value as a command line has it, read as YAML reads one: `true`, `4`, `[a, b]`; else the text itself."""
+    if text.strip().lower() in ("none", "null", ""):
+        return None
+    try:
+        return standard_json.loads(text)
+    except (ValueError, RecursionError):
+        pass
+    try:
+        return yaml.parsed(text, "value")
+    except TunecastError:
+        return text
+
+
+def _mapping(value: object, file: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise UsageError(f"{file}: holds no mapping of keys")
+    plain: Mapping[str, Any] = _copied(value)
+    return plain
+
+
+def _copied(value: Any) -> Any:
+    """With keys that are text, as a command line names them."""
+    if isinstance(value, Mapping):
+        return {str(key): _copied(each) for key, each in value.items()}
+    return [_copied(each) for each in value] if isinstance(value, (list, tuple)) else value
+
+
+def _inside(within: Any, part: str, empty: Any) -> Any:
+    if isinstance(within, list) and part.isdecimal() and int(part) < len(within):
+        return within[int(part)]
+    if not isinstance(within, dict):
+        raise UsageError(f"{part}: nothing can be set inside of a value")
+    if not isinstance(within.get(part), (dict, list)):
+        within[part] = empty
+    return within[part]
+
+
+def _put(within: Any, part: str, value: Any) -> None:
+    if isinstance(within, dict):
+        within[part] = value
+    elif isinstance(within, list) and part.isdecimal() and int(part) < len(within):
+        within[int(part)] = value
+    else:
+        raise UsageError(f"{part}: nothing can be set inside of a value")

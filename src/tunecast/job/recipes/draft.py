@@ -1,0 +1,144 @@
+"""A recipe in the making: a reader takes the keys of a file one by one, and what it leaves is reported.
+
+keys.get("micro_batch_size", "batch_size")      the value of the first that is set; both count as read
+draft.take("micro_batch", keys, "micro_batch_size")
+draft.assume("micro_batch", 1)                  the framework's default, where nothing was taken
+draft.not_modelled(keys, "lisa_n_layers", "layers are frozen in turns")
+draft.refuse("dpo", "preference tuning")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from fnmatch import fnmatchcase
+from functools import cache
+from typing import Any
+
+from tunecast.job.foreign import WITHOUT_EFFECT
+from tunecast.job.job import nested
+from tunecast.job.recipes.document import COMMAND_LINE, Document, leaves
+from tunecast.job.recipes.recipe import Assumed, NotUnderstood, Place, Recipe
+
+UNKNOWN_KEY = "nothing here reads this key"
+MOST_REPORTED = 200
+"""Of keys a file leaves; the rest is counted."""
+
+
+class Keys:
+    """One file's keys: each is read, ignored, or left."""
+
+    def __init__(self, document: Document, without_effect: Iterable[str] = ()) -> None:
+        self.document = document
+        self.ignored: set[str] = set()
+        self._read: set[str] = set()
+        self._patterns = (*without_effect, *WITHOUT_EFFECT)
+
+    def get(self, *names: str, default: Any = None) -> Any:
+        """The value of the first of these names that is set to something; all of them count as read."""
+        self._read.update(names)
+        for name in names:
+            value = self.document.get(name)
+            if value is not None:
+                return value
+        return default
+
+    def has(self, name: str) -> bool:
+        return self.document.has(name)
+
+    def ignore(self, *names: str) -> None:
+        """Keys (and all inside them) that move nothing."""
+        self._read.update(names)
+        self.ignored.update(name for name in names if self.document.has(name))
+
+    def place(self, *names: str) -> Place:
+        """Of the first that is set, else of the first."""
+        name = next((name for name in names if self.document.get(name) is not None), names[0])
+        line = self.document.line(name)
+        return Place(self.document.file if line else COMMAND_LINE, line, name)
+
+    def left(self) -> Iterator[tuple[str, Any]]:
+        """Values nobody read, by dotted name; those that say nothing (null, false, empty) are ignored."""
+        for name, value in leaves(self.document.tree):
+            if not name or self._is_read(name):
+                continue
+            if value is None or value is False or value in ("", [], {}) or self._moves_nothing(name):
+                self.ignored.add(name)
+            else:
+                yield name, value
+
+    def _is_read(self, name: str) -> bool:
+        parts = name.split(".")
+        return any(".".join(parts[:count]) in self._read for count in range(1, len(parts) + 1))
+
+    def _moves_nothing(self, name: str) -> bool:
+        leaf = name.rpartition(".")[2]
+        return any(_matches(name, pattern) or leaf == pattern for pattern in self._patterns)
+
+
+@cache
+def _matches(name: str, pattern: str) -> bool:
+    return fnmatchcase(name, pattern)
+
+
+class Draft:
+    """Fields by dotted name, and where they come from."""
+
+    def __init__(self, framework: str, release: str) -> None:
+        self.framework, self.release = framework, release
+        self.fields: dict[str, Any] = {}
+        self.places: dict[str, Place] = {}
+        self.assumed: dict[str, Assumed] = {}
+        self.refused: str | None = None
+        self._not_understood: dict[tuple[str, str], NotUnderstood] = {}
+        self._files: list[Keys] = []
+
+    def keys(self, document: Document, without_effect: Iterable[str] = ()) -> Keys:
+        """Of a file that belongs to the recipe; what is left of them is reported in the end."""
+        made = Keys(document, without_effect)
+        self._files.append(made)
+        return made
+
+    def put(self, field: str, value: Any, keys: Keys, *names: str) -> None:
+        """A field that these keys say."""
+        self.fields[field] = value
+        self.places[field] = keys.place(*names)
+        self.assumed.pop(field, None)
+
+    def take(self, field: str, keys: Keys, *names: str, read: Callable[[Any], Any] | None = None) -> bool:
+        """A field that the first of these keys says, where one does."""
+        value = keys.get(*names)
+        if value is None:
+            return False
+        self.put(field, value if read is None else read(value), keys, *names)
+        return True
+
+    def assume(self, field: str, value: Any, whose: str = "") -> None:
+        """Where nothing was taken."""
+        if field not in self.fields:
+            self.fields[field] = value
+            self.assumed[field] = Assumed(value, whose or f"{self.framework} {self.release}")
+
+    def not_modelled(self, keys: Keys, name: str, why: str) -> None:
+        """A key that was read and that no field tells: the answer is an estimate, and says so."""
+        keys.get(name)
+        place = keys.place(name)
+        self._not_understood[place.file, name] = NotUnderstood(name, place.file, place.line, why)
+
+    def refuse(self, task: str, why: str = "") -> None:
+        """A task that nothing can be predicted of. The first is told."""
+        if self.refused is None:
+            self.refused = f"{task}: {why}" if why else task
+
+    def finish(self) -> Recipe:
+        missing = self._not_understood
+        for keys in self._files:
+            for name, _ in keys.left():
+                if len(missing) < MOST_REPORTED and (keys.document.file, name) not in missing:
+                    place = keys.place(name)
+                    missing[place.file, name] = NotUnderstood(name, place.file, place.line, UNKNOWN_KEY)
+        ignored = sorted({name for keys in self._files for name in keys.ignored})
+        places = {field: place for field, place in self.places.items() if field in self.fields}
+        return Recipe(
+            nested(self.fields), self.framework, self.release, places, dict(self.assumed), tuple(missing.values()),
+            tuple(ignored), self.refused,
+        )  # fmt: skip

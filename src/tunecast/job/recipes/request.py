@@ -1,0 +1,56 @@
+"""What a reader is asked: a file with what its command line sets, and what stands around it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tunecast.errors import TunecastError
+from tunecast.job.recipes.document import Document, read_document
+from tunecast.records import NamedTuple, dataclass
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What the launcher around a training says: torchrun, accelerate, Slurm, SkyPilot. None: it does not say."""
+
+    gpu: str | None = None
+    gpus: int | None = None
+    """Cards of one node."""
+    nodes: int | None = None
+    accelerate: Document | None = None
+    """The file `accelerate launch --config_file` names."""
+    environment: Mapping[str, str] = {}
+    files: tuple[Document, ...] = ()
+    """What it was read from, so that lines can be told; the last one names the cards."""
+
+
+class Invocation(NamedTuple):
+    """A training command as a shell has it, without its launcher."""
+
+    config: str | None
+    """The configuration file it names."""
+    values: Mapping[str, Any]
+    """What it sets, by dotted key as the file would have it."""
+    lines: Mapping[str, int] = {}
+
+
+class Request(NamedTuple):
+    document: Document
+    folder: Path
+    """That of the file."""
+    launch: Launch = Launch()
+
+    def open(self, name: object) -> Document | None:
+        """A YAML or JSON file that this one names, looked for where the command is given and beside the file; None
+        where it is not there. Files outside are not special: what is opened is only ever read as data."""
+        if not isinstance(name, str) or not name or "\0" in name or "://" in name:
+            return None
+        for path in (Path(name), self.folder / name, *(parent / name for parent in self.folder.parents)):
+            try:
+                if path.is_file():
+                    return read_document(path)
+            except (OSError, TunecastError):
+                return None
+        return None
