@@ -1,4 +1,5 @@
-"""
+"""Training data of any size: which files it is, what their rows hold, how many tokens that is.
+
 arrow.py       The rows of Parquet and Arrow files, a batch at a time, by the package pyarrow
 characters.py  What kind of characters a text has, and how many tokens they make where no tokenizer is at hand
 columns.py     What of a row is trained on: which format its columns tell, and its text

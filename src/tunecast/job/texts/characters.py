@@ -121,7 +121,7 @@ def tokens_a_character() -> Mapping[str, tuple[float, ...]]:
 
 
 def tokens_of(found: Characters) -> float:
-    return sum(map(mul, found.counts, tokens_a_character()[found.kind]))
+    return float(sum(map(mul, found.counts, tokens_a_character()[found.kind])))
 
 
 def tokens_by_tokenizer(found: Characters) -> list[float]:

@@ -27,7 +27,7 @@ READ = frozenset({*CHATS, *ANSWERS, *TEXTS, "prompt", "instruction", "input", "c
 """Columns that hold what is trained on; others of a table are not read."""
 
 
-class Sample(NamedTuple):
+class TextSample(NamedTuple):
     """What is to be counted of one row: sequences, of which a preference has two."""
 
     format: str
@@ -53,7 +53,7 @@ def format_of(row: Mapping[str, Any]) -> str | None:
     return "text" if _text_column(row) is not None else None
 
 
-def sample_of(row: Mapping[str, Any]) -> Sample | str:
+def sample_of(row: Mapping[str, Any]) -> TextSample | str:
     """What is to be counted, or why nothing can be."""
     format = format_of(row)
     if format is None:
@@ -65,43 +65,43 @@ def sample_of(row: Mapping[str, Any]) -> Sample | str:
         return f"its columns are not as those of format {format} are"
 
 
-def _messages(row: Mapping[str, Any]) -> Sample:
+def _messages(row: Mapping[str, Any]) -> TextSample:
     name = next(name for name in CHATS if isinstance(row.get(name), list))
     before = [{"role": "system", "content": row["system"]}] if isinstance(row.get("system"), str) else []
     tools = row.get("tools")
     if tools:
         told = tools if isinstance(tools, str) else json.dumps(tools, ensure_ascii=False)
         before.append({"role": "system", "content": told})
-    return Sample("messages", ((*before, *_chat(row[name])),))
+    return TextSample("messages", ((*before, *_chat(row[name])),))
 
 
-def _preference(row: Mapping[str, Any]) -> Sample:
+def _preference(row: Mapping[str, Any]) -> TextSample:
     prompt = row.get("prompt")
-    return Sample("preference", tuple(_joined(prompt, row[name]) for name in ("chosen", "rejected")))
+    return TextSample("preference", tuple(_joined(prompt, row[name]) for name in ("chosen", "rejected")))
 
 
-def _prompt(row: Mapping[str, Any]) -> Sample:
-    return Sample("prompt", (_joined(row["prompt"], next(row[name] for name in ANSWERS if name in row)),))
+def _prompt(row: Mapping[str, Any]) -> TextSample:
+    return TextSample("prompt", (_joined(row["prompt"], next(row[name] for name in ANSWERS if name in row)),))
 
 
-def _instruction(row: Mapping[str, Any]) -> Sample:
+def _instruction(row: Mapping[str, Any]) -> TextSample:
     parts = [row["instruction"], row.get("input") or row.get("context")]
     parts.append(next(row[name] for name in ANSWERS if name in row))
-    return Sample("instruction", ("\n".join(_plain(part) for part in parts if part),))
+    return TextSample("instruction", ("\n".join(_plain(part) for part in parts if part),))
 
 
-def _question(row: Mapping[str, Any]) -> Sample:
-    return Sample("question", (_joined(row["question"], row["answer"]),))
+def _question(row: Mapping[str, Any]) -> TextSample:
+    return TextSample("question", (_joined(row["question"], row["answer"]),))
 
 
-def _tokenized(row: Mapping[str, Any]) -> Sample:
-    return Sample("tokenized", (), len(row["input_ids"]))
+def _tokenized(row: Mapping[str, Any]) -> TextSample:
+    return TextSample("tokenized", (), len(row["input_ids"]))
 
 
-def _plain_text(row: Mapping[str, Any]) -> Sample:
+def _plain_text(row: Mapping[str, Any]) -> TextSample:
     name = _text_column(row)
     assert name is not None
-    return Sample("text", (_plain(row[name]),))
+    return TextSample("text", (_plain(row[name]),))
 
 
 _SAMPLES = {"messages": _messages, "preference": _preference, "prompt": _prompt, "instruction": _instruction,
@@ -144,7 +144,7 @@ def spoken(message: Mapping[str, Any]) -> str:
     calls = message.get("tool_calls")
     if not calls:
         return str(message["content"])
-    return message["content"] + (calls if isinstance(calls, str) else json.dumps(calls, ensure_ascii=False))
+    return f"{message['content']}{calls if isinstance(calls, str) else json.dumps(calls, ensure_ascii=False)}"
 
 
 def content_of(content: Any) -> str:

@@ -14,7 +14,7 @@ from functools import lru_cache
 from itertools import islice
 
 from tunecast.errors import UsageError
-from tunecast.job.texts.columns import Sample, sample_of
+from tunecast.job.texts.columns import TextSample, sample_of
 from tunecast.job.texts.files import FilesFound, TextFile, files_of
 from tunecast.job.texts.lines import BadLine
 from tunecast.job.texts.rows import Found, rows_of
@@ -113,9 +113,9 @@ def _rows(file: TextFile, before: int, total: int, progress: Progress) -> Iterat
     return rows_of(file, lambda done: progress(min(before + done, total), total))
 
 
-def _batches(rows: Iterator[Found]) -> Iterator[list[tuple[int, Sample | BadLine | str, tuple[str, ...]]]]:
+def _batches(rows: Iterator[Found]) -> Iterator[list[tuple[int, TextSample | BadLine | str, tuple[str, ...]]]]:
     """Rows with their numbers, as many as go through a tokenizer together."""
-    batch: list[tuple[int, Sample | BadLine | str, tuple[str, ...]]] = []
+    batch: list[tuple[int, TextSample | BadLine | str, tuple[str, ...]]] = []
     characters = 0
     for number, row in rows:
         if isinstance(row, BadLine):
@@ -123,7 +123,7 @@ def _batches(rows: Iterator[Found]) -> Iterator[list[tuple[int, Sample | BadLine
         else:
             sample = sample_of(row)
             batch.append((number, sample, tuple(map(str, islice(row, 64)))))
-            characters += sum(map(_size, sample.sequences)) if isinstance(sample, Sample) else 0
+            characters += sum(map(_size, sample.sequences)) if isinstance(sample, TextSample) else 0
         if len(batch) >= BATCH_SAMPLES or characters > BATCH_CHARACTERS:
             yield batch
             batch, characters = [], 0
@@ -149,12 +149,12 @@ class _Tally:
         self.order: array[int] | None = array("L")
         self.by_steps = False
 
-    def add(self, path: str, batch: list[tuple[int, Sample | BadLine | str, tuple[str, ...]]]) -> None:
-        sequences = [each for _, sample, _ in batch if isinstance(sample, Sample) for each in sample.sequences]
+    def add(self, path: str, batch: list[tuple[int, TextSample | BadLine | str, tuple[str, ...]]]) -> None:
+        sequences = [each for _, sample, _ in batch if isinstance(sample, TextSample) for each in sample.sequences]
         lengths = iter(self.counter.lengths(sequences))
         self.estimated = self.estimated or bool(sequences)
         for number, sample, columns in batch:
-            if not isinstance(sample, Sample):
+            if not isinstance(sample, TextSample):
                 self._bad(sample if isinstance(sample, BadLine) else BadLine(path, number, sample))
                 continue
             self.columns = self.columns or columns
@@ -165,7 +165,7 @@ class _Tally:
                 continue
             self._count(sample, [int(each) for each in own])
 
-    def _count(self, sample: Sample, own: list[int]) -> None:
+    def _count(self, sample: TextSample, own: list[int]) -> None:
         length = min(LONGEST, sample.tokens or max(own))
         self.samples += 1
         self.tokens += sample.tokens or sum(own)

@@ -78,7 +78,7 @@ def _moved(job: Job, here: str, there: str) -> Job:
         return str(Path(there) / Path(text).relative_to(here)) if text.startswith(here) else text
 
     files = {name: getattr(job.data, name) for name in DATA_FILES}
-    moved = {name: named(file) for name, file in files.items() if isinstance(file, str)}
+    moved: dict[str, Any] = {name: named(file) for name, file in files.items() if isinstance(file, str)}
     return replace(job, model=named(job.model), data=replace(job.data, **moved))
 
 

@@ -43,7 +43,8 @@ class BadLineTold(NamedTuple):
     reason: str
 
 
-class BadLines(NamedTuple):
+@dataclass(frozen=True)
+class BadLines(Result):
     count: int
     first: tuple[BadLineTold, ...]
 
