@@ -16,7 +16,8 @@ from tunecast.job.foreign import MEANINGS, called
 PUBLIC = {
     "Choice", "Comparison", "DoesNotFit", "Fit", "Job", "Largest", "Memory", "NotResolved", "Offers",
     "OomExplanation", "OverBudget", "Plan", "Prediction", "ScriptTrace", "TrainingData", "TunecastError",
-    "Unsupported", "UsageError", "__version__", "compare", "data", "explain_oom", "fit", "gpus", "largest", "models", "nodes", "offers", "plan", "predict",
+    "Unsupported", "UsageError", "__version__", "compare", "data",
+    "explain_oom", "fit", "gpus", "largest", "models", "nodes", "offers", "plan", "predict",
     "read", "read_jobs", "trace",
 }  # fmt: skip
 SCHEMAS = {
@@ -42,7 +43,8 @@ JOB = {
     "--no-double-quant", "--prepare-kbit", "--no-prepare-kbit", "--weights-dtype", "--autocast", "--matmul-dtype",
     "--optimizer", "--max-grad-norm", "--seq-len", "--micro-batch", "--grad-accum", "--gradient-checkpointing",
     "--no-gradient-checkpointing", "--attention", "--kernels", "--compile", "--no-compile", "--allocator",
-    "--lengths", "--tokens", "--samples", "--data-lengths", "--data-path", "--tokenizer", "--epochs", "--packing", "--no-packing", "--gpu",
+    "--lengths", "--tokens", "--samples", "--data-lengths", "--data-path", "--tokenizer",
+    "--epochs", "--packing", "--no-packing", "--gpu",
     "--gpus", "--nodes", "--capacity-bytes", "--reserve", "--parallel-data", "--layers", "--tensor", "--pipeline",
     "--context", "--expert", "--offload", "--set", "--transformers-version", "--stack-version", "--torch-version",
     "--peft-version", "--trl-version", "--bitsandbytes-version", "--liger-version", "--unsloth-version",
