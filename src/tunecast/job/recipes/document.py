@@ -62,6 +62,15 @@ class Document:
             _put(within, parts[-1], value)
         return replace(self, tree=tree, on_command_line=self.on_command_line | set(values))
 
+    def inside(self, name: str) -> Document | None:
+        """What a key holds, as a document of its own; None where that is no mapping."""
+        tree, start = self.get(name), f"{name}."
+        if not isinstance(tree, Mapping):
+            return None
+        lines = {each[len(start) :]: line for each, line in self.lines.items() if each.startswith(start)}
+        given = {each[len(start) :] for each in self.on_command_line if each.startswith(start)}
+        return replace(self, tree=tree, lines=lines, on_command_line=frozenset(given))
+
     def line(self, name: str) -> int:
         """Of a key, or of what it stands in; 0 where it was given on the command line."""
         if name in self.on_command_line:

@@ -1,0 +1,202 @@
+"""What is understood of the files that people train with: a folder of them, counted by framework.
+
+    python benchmarks/recipes.py FOLDER                             a line a framework, and the commonest reasons
+    python benchmarks/recipes.py FOLDER --json OUT                  the same, and a row a file
+    python benchmarks/recipes.py FOLDER --only axolotl --failing    of one framework, with each file not answered
+
+FOLDER holds a folder for each framework. Every file in it whose ending is read is asked for a recipe and a prediction
+on one named card (eight of them where the number matters), each in a process bounded in time and memory. Of a file:
+
+recognised    it describes a training that some reader knows
+other task    it is refused because of what is trained for, or on
+answered      predict answers; `by keys`: and no key makes it an estimate
+keys          values by dotted name: used, ignored because they move nothing, or reported as not understood
+
+The shares are of files of text SFT and pre-training: what was recognised and is no other task.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import re
+import resource
+import sys
+import traceback
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "src")]
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+from memory import commit  # noqa: E402
+from timing import write_result  # noqa: E402
+
+from tunecast.door.predict import predict  # noqa: E402
+from tunecast.errors import TunecastError  # noqa: E402
+from tunecast.job import recipes  # noqa: E402
+
+Row = dict[str, Any]
+CARD = "h100-sxm-80gb"
+CARDS = 8
+MOST_CPU_S = 60
+MOST_BYTES = 4 * 2**30
+OUTCOMES = ("answered", "failed", "other task", "not recognised", "unreadable", "traceback", "over its limits")
+KINDS = ("used", "ignored", "not_understood")
+
+
+def files_in(folder: Path) -> Iterator[Path]:
+    for path in sorted(folder.rglob("*")):
+        if path.suffix.lower() in recipes.ENDINGS and path.is_file():
+            yield path
+
+
+def asked(path: Path) -> Row:
+    """One file's row."""
+    try:
+        recipe = recipes.find_recipe(path)
+    except TunecastError as error:
+        return {"outcome": "unreadable", "reason": error.message}
+    if recipe is None:
+        return {"outcome": "not recognised"}
+    row: Row = {
+        "reader": recipe.framework,
+        "model": recipe.job.get("model"),
+        "keys": {kind: keys_of(getattr(recipe, kind)) for kind in KINDS},
+    }
+    if recipe.refused:
+        return {"outcome": "other task", "reason": recipe.refused, **row}
+    return {**answer(path, recipe.job.get("hardware") or {}), **row}
+
+
+def keys_of(found: Iterable[Any]) -> list[str]:
+    """Without the numbers of a list's members."""
+    return sorted({re.sub(r"\.\d+(?=\.|$)", "[]", getattr(each, "key", each)) for each in found})
+
+
+def answer(path: Path, hardware: dict[str, Any]) -> Row:
+    overrides: dict[str, object] = {} if hardware.get("gpu") else {"hardware.gpu": CARD}
+    try:
+        try:
+            found = predict(str(path), overrides, engine="analytic", once=True)
+        except TunecastError as error:
+            if error.field != "hardware.gpus":
+                raise
+            overrides["hardware.gpus"] = CARDS
+            found = predict(str(path), overrides, engine="analytic", once=True)
+    except TunecastError as error:
+        outcome = "other task" if error.field == "task" else "failed"
+        return {"outcome": outcome, "reason": error.message.replace(f"{path}", path.name), "field": error.field}
+    found.to_dict()
+    gib = round(found.memory.reserved_bytes / 2**30, 1)
+    return {"outcome": "answered", "gib": gib, "cards": found.job.hardware.cards, "exactness": found.exactness}
+
+
+def bounded(path: Path) -> Row:
+    """The same, in a process of its own."""
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_ask, args=(path, sender))
+    process.start()
+    sender.close()
+    try:
+        row: Row = receiver.recv()
+    except EOFError:
+        row = {"outcome": "over its limits"}
+    process.join()
+    return row
+
+
+def _ask(path: Path, sender: Any) -> None:
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    resource.setrlimit(resource.RLIMIT_CPU, (MOST_CPU_S, MOST_CPU_S))
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + MOST_BYTES,) * 2)
+    try:
+        row = asked(path)
+    except MemoryError:
+        row = {"outcome": "over its limits"}
+    except Exception:
+        row = {"outcome": "traceback", "reason": traceback.format_exc(limit=-4)}
+    sender.send(row)
+
+
+def summary(rows: list[Row]) -> Row:
+    """Of one framework."""
+    outcomes = Counter(row["outcome"] for row in rows)
+    own = [row for row in rows if row["outcome"] in ("answered", "failed")]
+    answered = [row for row in own if row["outcome"] == "answered"]
+    keys = {kind: sum(len(row["keys"][kind]) for row in own) for kind in KINDS}
+    return {
+        "files": len(rows),
+        **{outcome: outcomes[outcome] for outcome in OUTCOMES},
+        "answered_share": share(len(answered), len(own)),
+        "answered_by_keys_share": share(sum(not row["keys"]["not_understood"] for row in answered), len(own)),
+        "keys": keys,
+        "keys_used_share": share(keys["used"], keys["used"] + keys["not_understood"]),
+        "commonest": {
+            "keys not understood": commonest(key for row in own for key in row["keys"]["not_understood"]),
+            "not answered": commonest(reason(row) for row in own if row["outcome"] == "failed"),
+            "other tasks": commonest(reason(row) for row in rows if row["outcome"] == "other task"),
+        },
+    }
+
+
+def share(part: int, whole: int) -> float | None:
+    return round(part / whole, 4) if whole else None
+
+
+def reason(row: Row) -> str:
+    """Its first line, without where in the file it is said, which differs from file to file."""
+    if row.get("field") == "model" or "not in the local cache" in row["reason"]:
+        return f"the model is not known here: {row['model']}"[:160]
+    return re.sub(r"^\S+?(:\d+ \S+)?: ", "", row["reason"].partition("\n")[0])[:160]
+
+
+def commonest(found: Iterable[str], most: int = 25) -> dict[str, int]:
+    return dict(Counter(found).most_common(most))
+
+
+def told(framework: str, found: Row) -> Iterator[str]:
+    shares = {name: "-" if (value := found[name]) is None else f"{value:.0%}" for name in found if "share" in name}
+    yield (
+        f"{framework}: {found['files']} files; "
+        + ", ".join(f"{found[outcome]} {outcome}" for outcome in OUTCOMES if found[outcome])
+        + f"; answered {shares['answered_share']}, by keys {shares['answered_by_keys_share']}"
+        + f"; keys used {shares['keys_used_share']} of those that matter"
+    )
+    for title, reasons in found["commonest"].items():
+        for text, count in list(reasons.items())[:10]:
+            yield f"  {count:4} {title}: {text}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--json", type=Path, metavar="OUT")
+    parser.add_argument("--only", metavar="FRAMEWORK")
+    parser.add_argument("--failing", action="store_true", help="name each file that is not answered, and why")
+    arguments = parser.parse_args()
+    folder = arguments.folder
+    predict({"model": "llama-3.2-1b"}).to_dict()  # imports once what every file's process needs
+    rows = [
+        {"framework": path.relative_to(folder).parts[0], "file": str(path.relative_to(folder)), **bounded(path)}
+        for path in files_in(folder / (arguments.only or ""))
+    ]
+    names = sorted({row["framework"] for row in rows})
+    by_framework = {name: summary([row for row in rows if row["framework"] == name]) for name in names}
+    for name, found in by_framework.items():
+        print("\n".join(told(name, found)))
+    if arguments.failing:
+        for row in rows:
+            if row["outcome"] not in ("answered", "other task"):
+                print(f"{row['file']}: {row['outcome']}: {row.get('reason', '')}")
+    if arguments.json:
+        write_result(arguments.json, {"commit": commit(), "frameworks": by_framework, "rows": rows})
+
+
+if __name__ == "__main__":
+    main()
