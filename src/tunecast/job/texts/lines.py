@@ -50,15 +50,17 @@ def pieces_of(file: TextFile, seen: Seen) -> Iterator[bytes]:
                 raise NotResolved(f"{file.path}: {error or 'cannot be read'}", field="data.path") from None
             except Exception as error:  # zlib.error, lzma.LZMAError, zstd's own
                 raise NotResolved(f"{file.path}: damaged {file.compression} file: {error}", field="data.path") from None
+            over = not piece
             if first:
                 piece, decode = _begun(piece)
                 first = False
             elif decode is not None:
                 piece = decode(piece)
             seen(raw.tell())
-            if not piece:
+            if piece:
+                yield piece
+            if over:
                 return
-            yield piece
 
 
 def lines_of(file: TextFile, seen: Seen) -> Iterator[tuple[int, bytes | BadLine]]:
@@ -83,8 +85,11 @@ def lines_of(file: TextFile, seen: Seen) -> Iterator[tuple[int, bytes | BadLine]
         yield number, rest
 
 
+NOT_UTF8 = "not UTF-8: another encoding such as Latin-1 has to be converted first"
+
+
 def not_utf8(error: UnicodeDecodeError) -> str:
-    return f"not UTF-8 (byte {error.start + 1} of the line): another encoding such as Latin-1 has to be converted first"
+    return NOT_UTF8.replace(":", f" (byte {error.start + 1} of the line):")
 
 
 def open_plain(path: str) -> IO[bytes]:

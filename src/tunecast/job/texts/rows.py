@@ -5,11 +5,12 @@ from __future__ import annotations
 import codecs
 import csv
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from tunecast.job.texts.files import TextFile
-from tunecast.job.texts.lines import MOST_LINE_BYTES, TOO_LONG, BadLine, Seen, lines_of, not_utf8, pieces_of
+from tunecast.job.texts.lines import MOST_LINE_BYTES, NOT_UTF8, TOO_LONG, BadLine, Seen, lines_of, not_utf8, pieces_of
 
 Row = Mapping[str, Any]
 Found = tuple[int, Row | BadLine]
@@ -17,6 +18,10 @@ Found = tuple[int, Row | BadLine]
 
 _CUT_OFF = 16
 """Characters before the end of what was read within which JSON may only have been cut off: `fals`, `\\u00`."""
+
+
+_ESCAPED = re.compile("[\udc80-\udcff]")
+"""Bytes that are not UTF-8, as Python decodes them under `surrogateescape`."""
 
 
 def rows_of(file: TextFile, seen: Seen) -> Iterator[Found]:
@@ -59,29 +64,29 @@ class _Objects:
     def __init__(self, file: TextFile, seen: Seen) -> None:
         self.file = file
         self.pieces = pieces_of(file, seen)
-        self.decoder = codecs.getincrementaldecoder("utf-8")()
+        self.decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
         self.text, self.place, self.line = "", 0, 1
-        self.over = False
+        self.over, self.spoiled = False, False
 
     def rows(self) -> Iterator[Found]:
         decode, first = json.JSONDecoder().raw_decode, True
-        try:
-            while True:
-                self._skip("[, \t\r\n" if first else ", \t\r\n]")
-                if self.place >= len(self.text):
-                    return
-                try:
-                    row, end = decode(self.text, self.place)
-                except (ValueError, RecursionError) as error:
-                    if self._is_cut_off(error):
-                        continue
-                    yield self.line, self._bad(_json_reason(error) + "; nothing after it was read")
-                    return
-                first = False
+        while True:
+            self._skip("[, \t\r\n" if first else ", \t\r\n]")
+            if self.place >= len(self.text):
+                return
+            try:
+                row, end = decode(self.text, self.place)
+            except (ValueError, RecursionError) as error:
+                if self._is_cut_off(error):
+                    continue
+                yield self.line, self._bad(_json_reason(error) + "; nothing after it was read")
+                return
+            first = False
+            if self.spoiled and _ESCAPED.search(self.text, self.place, end):
+                yield self.line, self._bad(NOT_UTF8)
+            else:
                 yield from self._told(row)
-                self._drop(end)
-        except UnicodeDecodeError as error:
-            yield self.line, self._bad(not_utf8(error) + "; nothing after it was read")
+            self._drop(end)
 
     def _told(self, row: object) -> Iterator[Found]:
         if not isinstance(row, dict):
@@ -121,6 +126,7 @@ class _Objects:
             piece = next(self.pieces, b"")
             self.over = not piece
             found.append(self.decoder.decode(piece, self.over))
+            self.spoiled = self.spoiled or _ESCAPED.search(found[-1]) is not None
             size += len(found[-1])
         self.text, self.place = "".join(found), 0
 
@@ -174,12 +180,12 @@ def _csv(file: TextFile, seen: Seen) -> Iterator[Found]:
                 yield begins, BadLine(file.path, begins, f"not CSV: {error}")
                 continue
             reason = next((bad.pop(number) for number in sorted(bad) if number <= reader.line_num), None)
-            if not values:
+            if not values and reason is None:
                 continue
-            if names is None:
+            if names is None and reason is None:
                 names = values
-            elif reason is not None or len(values) != len(names):
-                told = reason or f"{len(values)} columns, not {len(names)}"
+            elif names is None or reason is not None or len(values) != len(names):
+                told = reason or f"{len(values)} columns, not {len(names or ())}"
                 yield begins, BadLine(file.path, begins, told)
             else:
                 yield begins, dict(zip(names, values, strict=True))
