@@ -1,11 +1,11 @@
-"""Memory and time that trainers' own files state, against what is predicted of the file: results/published_recipes.json.
+"""Memory and time that trainers' files state of themselves, against what is predicted: results/published_recipes.json.
 
     python benchmarks/published_recipes.py FOLDER      FOLDER/REPOSITORY/... as data/published_recipes.csv names them
 
-data/published_recipes.csv holds what a file says of itself, with repository, commit, path and line. The files themselves
-are others' and are not here: check the repositories out at those commits. The prediction comes through the reader
-(`tunecast predict FILE`), told only the cards where the file leaves them out. ms-swift logs torch's reserved memory
-(`memory(GiB)`), Unsloth's notebooks print torch.cuda.max_memory_reserved.
+data/published_recipes.csv holds what a file says of itself, with repository, commit, path and line. The files
+themselves are others' and are not here: check the repositories out at those commits. The prediction comes through
+the reader (`tunecast predict FILE`), told only the cards where the file leaves them out. ms-swift
+logs torch's reserved memory (`memory(GiB)`), Unsloth's notebooks print torch.cuda.max_memory_reserved.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import argparse
 import csv
 import json
 import os
-import re
 import statistics
 import sys
 from pathlib import Path
@@ -34,7 +33,13 @@ Row = dict[str, Any]
 GIB = 2**30
 CARD_SIZES = {"24", "40", "48", "64", "80", "96", "141"}
 """What may be a card's size instead of what was used."""
-CARDS = {"T4": "t4", "L4": "l4", "A100-SXM4-40GB": "a100-sxm-40gb", "A100-SXM4-80GB": "a100-sxm-80gb", "V100": "v100-sxm-16gb"}
+CARDS = {
+    "T4": "t4",
+    "L4": "l4",
+    "A100-SXM4-40GB": "a100-sxm-40gb",
+    "A100-SXM4-80GB": "a100-sxm-80gb",
+    "V100": "v100-sxm-16gb",
+}
 UNNAMED = "a100-sxm-80gb"
 """Where the file names no card: memory hardly depends on it, and time is not compared."""
 
@@ -56,8 +61,48 @@ def scored(row: Row, folder: Path) -> Row:
     except TunecastError as error:
         return {**known, "refused": error.message.splitlines()[0][:200]}
     stated, told = float(row["gib"]) * GIB, found.memory.reserved_bytes
-    result = {**known, "stated_gib": float(row["gib"]), "reserved_gib": round(told / GIB, 3), "off": round(told / stated - 1, 4)}
+    result = {
+        **known,
+        "stated_gib": float(row["gib"]),
+        "reserved_gib": round(told / GIB, 3),
+        "off": round(told / stated - 1, 4),
+    }
     if row["step_s"] and card is not None and found.time is not None:
         result |= {"stated_s": float(row["step_s"]), "step_s": found.time.step_s}
         result["time_off"] = round(found.time.step_s / float(row["step_s"]) - 1, 4)
     return result
+
+
+def summary(rows: list[Row], name: str) -> Row:
+    offs = [abs(row[name]) for row in rows if name in row]
+    if not offs:
+        return {"rows": 0}
+    return {
+        "rows": len(offs),
+        "median": round(statistics.median(offs), 4),
+        "within_a_tenth": sum(off <= 0.1 for off in offs),
+        "worst": max(offs),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    options = parser.parse_args()
+    with (HERE / "data" / "published_recipes.csv").open(encoding="utf-8", newline="") as file:
+        given = list(csv.DictReader(file))
+    rows = sorted((scored(row, options.folder) for row in given), key=lambda row: -abs(row.get("off", 0)))
+    by_framework = {
+        name: {
+            "stated": sum(row["framework"] == name for row in rows),
+            "memory": summary([row for row in rows if row["framework"] == name], "off"),
+            "time": summary([row for row in rows if row["framework"] == name], "time_off"),
+        }
+        for name in sorted({row["framework"] for row in rows})
+    }
+    write_result(HERE / "results" / "published_recipes.json", {"by_framework": by_framework, "rows": rows})
+    print(json.dumps(by_framework, indent=1))
+
+
+if __name__ == "__main__":
+    main()
