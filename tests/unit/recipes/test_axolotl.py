@@ -1,0 +1,421 @@
+"""Axolotl's YAML: what its keys say about a job, and what its validators and builders make of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tunecast.errors import TunecastError
+from tunecast.job.readers import read_job
+from tunecast.job.recipes import Recipe, find_recipe
+from tunecast.job.recipes.document import yaml_document
+from tunecast.job.recipes.frameworks.axolotl import DEFAULTS, WITHOUT_EFFECT, invocation, module_names, recognises
+from tunecast.job.recipes.words import Word
+
+SMALLEST = "base_model: meta-llama/Llama-3.1-8B\ndatasets: [{path: a/b, type: alpaca}]\n"
+LORA = "adapter: lora\nlora_r: 16\nlora_alpha: 32\n"
+
+
+@pytest.fixture
+def read(tmp_path: Path) -> Any:
+    def of(text: str = "", start: str = SMALLEST, values: dict[str, Any] | None = None) -> Recipe:
+        file = tmp_path / "config.yaml"
+        file.write_text(start + text)
+        recipe = find_recipe(file, values)
+        assert recipe is not None and recipe.framework == "axolotl"
+        return recipe
+
+    return of
+
+
+def field(recipe: Recipe, name: str) -> Any:
+    section, _, leaf = name.rpartition(".")
+    return (recipe.job.get(section, {}) if section else recipe.job).get(leaf)
+
+
+def unread(recipe: Recipe) -> dict[str, str]:
+    return {each.key: each.why for each in recipe.not_understood}
+
+
+class TestRecognised:
+    def test_by_its_own_keys(self) -> None:
+        for text, expected in (
+            (SMALLEST, True),
+            ("base_model: x\nsequence_len: 1", True),
+            ("base_model: x", False),
+            ("model: x\ndatasets: []", False),
+            ("provider: modal\ngpu: h100\ngpu_count: 8", False),
+        ):
+            assert recognises(yaml_document(text, "x.yaml")) is expected
+
+    def test_defaults(self, read: Any) -> None:
+        recipe = read()
+        for name, (value, _) in DEFAULTS.items():
+            if name not in ("val_set_size", "bf16", "lora.dropout"):
+                assert field(recipe, name) == value and name in recipe.assumed, name
+        expected = {
+            "method": "full", "task": "sft", "autocast": "bfloat16", "weights_dtype": "bfloat16", "attention": "sdpa",
+            "max_grad_norm": 1.0, "data.packing": False, "data.pad_to_multiple_of": 64, "data.seed": 42, "kernels": [],
+            "run.save_strategy": "epoch", "run.save_total_limit": 4, "run.eval_strategy": "no", "run.eval_batch": 1,
+            "allocator": "expandable_segments",
+        }  # fmt: skip
+        for name, value in expected.items():
+            assert field(recipe, name) == value and name in recipe.assumed, name
+        assert "hardware" not in recipe.job and "auto" in recipe.assumed["autocast"].whose
+
+    def test_its_lines_and_what_moves_nothing(self, read: Any) -> None:
+        recipe = read("sequence_len: 4096\nwandb_project: x\nlearning_rate: 2e-4\nunheard_of: 3\n")
+        assert recipe.places["seq_len"].line == 3 and {"wandb_project", "learning_rate"} <= set(recipe.ignored)
+        assert unread(recipe)["unheard_of"] and "datasets.0.path" in recipe.ignored
+
+    def test_a_folder_starts_at_the_file(self, read: Any, tmp_path: Path) -> None:
+        recipe = read(start="base_model: ./out\nsequence_len: 512\n")
+        assert recipe.job["model"] == str(tmp_path / "out")
+
+    def test_a_key_is_read_or_moves_nothing_not_both(self) -> None:
+        read_keys = {
+            "bf16",
+            "sequence_len",
+            "micro_batch_size",
+            "adapter",
+            "optimizer",
+            "num_epochs",
+            "saves_per_epoch",
+        }
+        assert not read_keys & set(WITHOUT_EFFECT)
+
+
+class TestMethod:
+    def test_lora_and_its_kernels(self, read: Any) -> None:
+        recipe = read(LORA + "lora_target_linear: true\nlora_dropout: 0.1\npeft_use_rslora: true\n")
+        assert recipe.job["method"] == "lora"
+        assert recipe.job["lora"] == {
+            "rank": 16, "alpha": 32, "dropout": 0.1, "rslora": True, "targets": "all-linear",
+            "adapter_dtype": "float32",
+        }  # fmt: skip
+        assert recipe.assumed["kernels"].value == ["lora_triton"]
+
+    def test_dropout_is_none_by_default(self, read: Any) -> None:
+        assert read(LORA).assumed["lora.dropout"].value == 0.0
+
+    @pytest.mark.parametrize("against", ["rl: dpo", "trust_remote_code: true", "lora_mlp_kernel: false"])
+    def test_its_kernels_are_off(self, read: Any, against: str) -> None:
+        assert recipe_kernels(read(LORA + against)) == []
+
+    def test_qlora_is_nf4_with_double_quantisation(self, read: Any) -> None:
+        recipe = read("adapter: qlora\nload_in_4bit: true\nlora_r: 8\n")
+        assert recipe.job["method"] == "qlora"
+        assert recipe.job["quantization"] == {"format": "nf4", "double_quant": True, "prepare_kbit": False}
+        kwargs = "bnb_config_kwargs: {bnb_4bit_quant_type: fp4, bnb_4bit_use_double_quant: false}"
+        found = read(f"adapter: qlora\nload_in_4bit: true\n{kwargs}\n").job["quantization"]
+        assert (found["format"], found["double_quant"]) == ("fp4", False)
+
+    def test_eight_bits_are_with_lora(self, read: Any) -> None:
+        recipe = read(LORA + "load_in_8bit: true\n")
+        assert (recipe.job["method"], recipe.job["quantization"]["format"]) == ("qlora", "int8")
+        assert recipe_kernels(recipe) == []
+
+    def test_four_bits_without_qlora_are_not_loaded(self, read: Any) -> None:
+        recipe = read(LORA + "load_in_4bit: true\n")
+        assert recipe.job["method"] == "lora" and "load_in_4bit" in unread(recipe)
+
+    def test_linear_layers_are_a_union(self, read: Any) -> None:
+        recipe = read(LORA + "lora_target_linear: true\nlora_target_modules: [lm_head]\n")
+        assert recipe.job["lora"]["targets"] == "all-linear" and "lora_target_modules" in unread(recipe)
+
+    def test_modules_of_an_expression(self, read: Any) -> None:
+        text = r"lora_target_modules: 'model.language_model.layers.[\d]+.(mlp|self_attn).(up|down|q)_proj'"
+        assert read(LORA + text).job["lora"]["targets"] == ["up_proj", "down_proj", "q_proj"]
+        assert module_names(["q_proj", "v_proj"]) == ["q_proj", "v_proj"]
+        assert module_names(r".*\.(q_proj|v_proj)$") == ["q_proj", "v_proj"]
+        for other in (r"layers\.(?!0).*", ["(a+)+$"], [1], 7):
+            assert module_names(other) is None
+
+    def test_other_adapters_are_refused(self, read: Any) -> None:
+        assert "mora" in read("adapter: mora\n").refused
+
+    def test_what_else_is_trained(self, read: Any) -> None:
+        text = "lora_modules_to_save: [embed_tokens]\nrelora: true\nlora_target_parameters: [mlp.experts.down_proj]\n"
+        found = unread(read(LORA + text))
+        assert {"lora_target_parameters", "relora"} <= set(found)
+        assert "unfrozen_parameters" in unread(read("unfrozen_parameters: ['^lm_head']\n"))
+
+
+def recipe_kernels(recipe: Recipe) -> Any:
+    return recipe.job["kernels"]
+
+
+class TestPrecision:
+    @pytest.mark.parametrize(
+        ("text", "autocast", "weights"),
+        [
+            ("bf16: true", "bfloat16", "bfloat16"),
+            ("bf16: auto\nfp16:", "bfloat16", "bfloat16"),
+            ("bf16: auto\nfp16: true", "float16", "float16"),
+            ("bf16: false\nfp16: true", "float16", "float16"),
+            ("bf16: false", None, "float32"),
+            ("bf16: false\nbfloat16: true", None, "bfloat16"),
+            ("bf16:\nfloat16: true", None, "float16"),
+        ],
+    )
+    def test_weights_are_in_what_is_computed_in(self, read: Any, text: str, autocast: str | None, weights: str) -> None:
+        recipe = read(text)
+        assert (recipe.job["autocast"], recipe.job["weights_dtype"]) == (autocast, weights)
+
+    def test_tf32_and_fp8(self, read: Any) -> None:
+        assert "tf32" not in unread(read("tf32: true\nbf16: true"))
+        assert "tf32" in unread(read("tf32: true\nbf16: false"))
+        assert read("fp8: true").job["matmul_dtype"] == "float8"
+
+    def test_norms_and_ends_in_float32_without_flash(self, read: Any) -> None:
+        assert "base_model" in unread(read())
+        assert "base_model" not in unread(read("attn_implementation: flash_attention_2"))
+        assert "base_model" not in unread(read(LORA))
+
+
+class TestAttention:
+    @pytest.mark.parametrize(
+        ("text", "expected"),
+        [
+            ("flash_attention: true", "flash_attention_2"),
+            ("sdp_attention: true", "sdpa"),
+            ("flash_attention: true\nflex_attention: true", "flex_attention"),
+            ("attn_implementation: eager", "eager"),
+            ("attn_implementation: xformers", "xformers"),
+        ],
+    )
+    def test_by_name_and_by_flags(self, read: Any, text: str, expected: str) -> None:
+        assert read(text).job["attention"] == expected
+
+    def test_kernels_that_are_not_known(self, read: Any) -> None:
+        recipe = read("attn_implementation: sage")
+        assert recipe.job["attention"] == "flash_attention_2" and "attn_implementation" in unread(recipe)
+
+
+class TestCheckpointing:
+    def test_reentrant_unless_it_says_otherwise(self, read: Any) -> None:
+        assert read("gradient_checkpointing: true").job["checkpoint_reentrant"] is True
+        kwargs = "gradient_checkpointing: true\ngradient_checkpointing_kwargs: {use_reentrant: false}"
+        assert read(kwargs).job["checkpoint_reentrant"] is False
+        assert read("gradient_checkpointing: true\nrl: dpo").job["checkpoint_reentrant"] is False
+        assert "checkpoint_reentrant" not in read().job
+
+    @pytest.mark.parametrize(
+        "text",
+        ["gradient_checkpointing: offload", "gradient_checkpointing: true\nactivation_offloading: legacy"],
+    )
+    def test_offload_is_a_value(self, read: Any, text: str) -> None:
+        recipe = read(text)
+        assert recipe.job["gradient_checkpointing"] is True and "host memory" in str(unread(recipe))
+
+
+class TestRows:
+    @pytest.mark.parametrize(
+        ("more", "rows", "length"),
+        [
+            ("attn_implementation: flash_attention_2", 1, 8192),
+            ("flash_attention: true\nmultipack_real_batches: true", 4, 2048),
+            ("attn_implementation: sdpa", 4, 2048),
+            ("attn_implementation: sdpa\nmultipack_real_batches: false", 1, 8192),
+        ],
+    )
+    def test_packing_makes_one_row(self, read: Any, more: str, rows: int, length: int) -> None:
+        recipe = read(f"sequence_len: 2048\nmicro_batch_size: 4\nsample_packing: true\n{more}")
+        assert (recipe.job["micro_batch"], recipe.job["seq_len"]) == (rows, length)
+        assert recipe.job["data"]["packing"] is True
+
+    def test_padding(self, read: Any) -> None:
+        assert read("sequence_len: 1000\npad_to_sequence_len: true").job["data"]["pad_to_multiple_of"] == 1024
+        assert "pad_to_multiple_of" not in read("pad_to_sequence_len: false").job["data"]
+
+    def test_a_batch_size_makes_accumulation(self, read: Any) -> None:
+        assert read("batch_size: 8\nmicro_batch_size: 2").job["grad_accum"] == 4
+        assert read("batch_size: 8\nmicro_batch_size: 2\ngradient_accumulation_steps: 3").job["grad_accum"] == 3
+
+
+class TestRun:
+    @pytest.mark.parametrize(
+        ("text", "strategy", "an_epoch", "steps"),
+        [
+            ("saves_per_epoch: 1\nnum_epochs: 1", "epoch", None, None),
+            ("saves_per_epoch: 4\nnum_epochs: 2", "steps", 4.0, None),
+            ("save_steps: 50", "steps", None, 50),
+            ("save_steps: 0.25\nnum_epochs: 2", "steps", 2.0, None),
+            ("save_strategy: 'no'", "no", None, None),
+            ("save_strategy: no", "no", None, None),
+        ],
+    )
+    def test_checkpoints(self, read: Any, text: str, strategy: str, an_epoch: float | None, steps: int | None) -> None:
+        run = read(text).job["run"]
+        assert (run["save_strategy"], run.get("saves_per_epoch"), run.get("save_steps")) == (strategy, an_epoch, steps)
+
+    @pytest.mark.parametrize(
+        ("text", "strategy", "an_epoch", "steps"),
+        [
+            ("evals_per_epoch: 4", "no", None, None),
+            ("val_set_size: 0.1\nevals_per_epoch: 4", "steps", 4.0, None),
+            ("val_set_size: 0.1\nevals_per_epoch: 1", "no", None, None),
+            ("test_datasets: [{path: a}]\neval_steps: 20", "steps", None, 20),
+            ("val_set_size: 100\neval_strategy: epoch", "epoch", None, None),
+        ],
+    )
+    def test_evaluations(self, read: Any, text: str, strategy: str, an_epoch: float | None, steps: int | None) -> None:
+        recipe = read(text)
+        run = recipe.job["run"]
+        assert (run["eval_strategy"], run.get("evals_per_epoch"), run.get("eval_steps")) == (strategy, an_epoch, steps)
+        assert field(recipe, "data.eval_samples") == (100 if "100" in text else None)
+
+    def test_an_evaluation_takes_as_many_rows(self, read: Any) -> None:
+        text = "val_set_size: 0.1\nmicro_batch_size: 2\nsequence_len: 1024\nflash_attention: true\n"
+        assert read(text).job["run"]["eval_batch"] == 2
+        assert read(text + "eval_batch_size: 6").job["run"]["eval_batch"] == 6
+        assert read(text + "sample_packing: true").job["run"]["eval_batch"] == 1
+        packed = read(text + "sample_packing: true\neval_sample_packing: false\nevals_per_epoch: 2")
+        assert "eval_sample_packing" in unread(packed)
+
+    def test_optimizers(self, read: Any) -> None:
+        assert read("optimizer: ao_adamw_8bit").job["optimizer"] == "adamw_torch_8bit"
+        recipe = read("optimizer: adopt_adamw\nmax_grad_norm: 0.5\nmax_steps: 10")
+        assert recipe.job["optimizer"] == "adamw_torch" and "optimizer" in unread(recipe)
+        assert recipe.job["max_grad_norm"] == 0.5 and recipe.job["run"]["max_steps"] == 10
+        assert "max_steps" not in read("max_steps: -1").job["run"]
+
+    def test_an_unknown_optimizer_is_told_with_its_line(self, read: Any, tmp_path: Path) -> None:
+        read("optimizer: sinkgd")
+        with pytest.raises(TunecastError, match=r"config.yaml:3 optimizer: optimizer: got 'sinkgd'"):
+            read_job(str(tmp_path / "config.yaml"))
+
+
+class TestTasks:
+    @pytest.mark.parametrize(
+        ("text", "task"),
+        [("rl: dpo", "dpo"), ("rl: ipo", "dpo"), ("rl: kto", "kto"), ("reward_model: true", "reward"), ("rl:", "sft")],
+    )
+    def test_known(self, read: Any, text: str, task: str) -> None:
+        recipe = read(text)
+        assert recipe.job["task"] == task and recipe.refused is None
+
+    def test_pretraining(self, read: Any) -> None:
+        recipe = read(start="base_model: x\npretraining_dataset: [{path: a}]\nmax_steps: 5\n")
+        assert recipe.job["task"] == "pretrain"
+
+    @pytest.mark.parametrize(
+        ("text", "told"),
+        [
+            ("rl: simpo", "simpo"),
+            ("rl: ebft", "ebft"),
+            ("process_reward_model: true", "process reward"),
+            ("num_labels: 2", "classification"),
+            ("model_type: AutoModelForSequenceClassification", "classification"),
+            ("qat: {weight_dtype: int4}", "QAT"),
+            ("processor_type: AutoProcessor", "images"),
+            ("lisa_n_layers: 4\nlisa_step_interval: 20", "LISA"),
+            ("plugins: [axolotl.integrations.diffusion.DiffusionPlugin]", "diffusion"),
+            ("plugins: [axolotl.integrations.kd.KDPlugin]", "distillation"),
+        ],
+    )
+    def test_refused_by_name(self, read: Any, tmp_path: Path, text: str, told: str) -> None:
+        assert told in read(text).refused
+        with pytest.raises(TunecastError, match=told):
+            read_job(str(tmp_path / "config.yaml"))
+
+
+class TestKernels:
+    def test_ligers_one_by_one(self, read: Any) -> None:
+        flags = "liger_rope: true\nliger_rms_norm: true\nliger_glu_activation: true\nliger_layer_norm: true\n"
+        plugin = "plugins: [axolotl.integrations.liger.LigerPlugin]\n"
+        assert recipe_kernels(read(plugin + flags)) == ["liger_rope", "liger_rms_norm", "liger_glu"]
+        assert recipe_kernels(read(flags)) == []
+
+    def test_cut_cross_entropy(self, read: Any) -> None:
+        plugin = "plugins:\n  - axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin\n"
+        assert recipe_kernels(read(plugin)) == ["cut_cross_entropy"]
+        assert recipe_kernels(read(plugin + "cut_cross_entropy: false")) == []
+
+    def test_plugins_that_are_not_known(self, read: Any) -> None:
+        assert "my_own" in unread(read("plugins: [my_own.Plugin]"))["plugins"]
+        assert "signal" in unread(read("plugins: [axolotl.integrations.spectrum.SpectrumPlugin]"))["plugins"]
+
+
+class TestSharing:
+    def test_fsdp_with_and_without_the_prefix(self, read: Any) -> None:
+        for before in ("", "fsdp_"):
+            inner = f"{before}offload_params: true, {before}state_dict_type: SHARDED_STATE_DICT"
+            recipe = read(f"fsdp_version: 2\nfsdp_config: {{{inner}}}")
+            found = recipe.job["parallel"]
+            assert (found["data"], found["fsdp_version"], found["offload"]) == ("fsdp", 2, "parameters")
+            assert found["state_dict_type"] == "sharded"
+
+    def test_fsdp_by_words_is_version_1(self, read: Any) -> None:
+        found = read("fsdp: [shard_grad_op, auto_wrap, offload]").job["parallel"]
+        assert (found["data"], found["fsdp_version"], found["offload"]) == ("fsdp", 1, "parameters")
+        assert found["reshard_after_forward"] is False
+        assert "parallel" not in read("fsdp:\nfsdp_config:\n").job
+
+    def test_deepspeeds_files(self, read: Any, tmp_path: Path) -> None:
+        (tmp_path / "mine.json").write_text(json.dumps({"zero_optimization": {"stage": 1}, "train_batch_size": "auto"}))
+        assert read("deepspeed: mine.json").job["parallel"]["data"] == "zero1"
+        recipe = read("deepspeed: deepspeed_configs/zero2.json")
+        assert recipe.job["parallel"] == {"data": "zero2", "offload": "optimizer"} and "deepspeed" not in unread(recipe)
+        assert read("deepspeed: other_z3.json").job["parallel"]["data"] == "zero3"
+
+    def test_meshes(self, read: Any) -> None:
+        text = "fsdp_version: 2\nfsdp_config: {reshard_after_forward: true}\n"
+        found = read(text + "context_parallel_size: 2\ndp_replicate_size: 2").job["parallel"]
+        assert (found["context"], found["data"]) == (2, "hsdp")
+        assert "parallel" not in read("tensor_parallel_size: 1\ncontext_parallel_size: 1").job
+
+
+class TestCommands:
+    @pytest.mark.parametrize("words", ["axolotl train x.yaml", "axolotl.cli.train x.yaml"])
+    def test_what_the_command_line_sets(self, words: str) -> None:
+        told = f"{words} --micro-batch-size 4 --learning-rate=1e-4 --launcher torchrun -- --nproc_per_node 8"
+        found = invocation([Word(each) for each in told.split()])
+        assert found is not None and found.config == "x.yaml"
+        assert found.values == {"micro_batch_size": 4, "learning_rate": 1e-4}
+
+    @pytest.mark.parametrize("words", ["axolotl preprocess x.yaml", "python x.yaml", "train.py x.yaml", "axolotl"])
+    def test_other_commands(self, words: str) -> None:
+        assert invocation([Word(each) for each in words.split()]) is None
+
+    def test_a_script(self, tmp_path: Path) -> None:
+        (tmp_path / "x.yaml").write_text(SMALLEST + "micro_batch_size: 1\n")
+        script = tmp_path / "run.sh"
+        script.write_text("accelerate launch --num_processes 4 -m axolotl.cli.train x.yaml --micro-batch-size 2\n")
+        recipe = find_recipe(script)
+        assert recipe is not None and recipe.job["micro_batch"] == 2 and recipe.job["hardware"]["gpus"] == 4
+
+    def test_values_win(self, read: Any) -> None:
+        recipe = read("micro_batch_size: 1\n", values={"micro_batch_size": 8})
+        assert recipe.job["micro_batch"] == 8 and recipe.places["micro_batch"].line == 0
+
+
+class TestJunk:
+    KEYS = (
+        "adapter", "bf16", "sequence_len", "micro_batch_size", "batch_size", "sample_packing", "lora_target_modules",
+        "plugins", "fsdp", "fsdp_config", "fsdp_version", "deepspeed", "val_set_size", "saves_per_epoch", "save_steps",
+        "evals_per_epoch", "eval_steps", "num_epochs", "attn_implementation", "flash_attention", "optimizer", "rl",
+        "gradient_checkpointing", "gradient_checkpointing_kwargs", "bnb_config_kwargs", "test_datasets", "qat",
+        "accelerator_config", "context_parallel_size", "dp_replicate_size", "save_strategy", "eval_strategy",
+        "datasets", "lora_r", "liger_rope", "cut_cross_entropy", "pad_to_sequence_len", "pad_to_multiple_of", "model_type",
+        "base_model", "model_quantization_config", "max_steps", "num_labels", "peft", "use_ray", "ray_num_workers",
+    )  # fmt: skip
+
+    @pytest.mark.parametrize(
+        "junk", ["[]", "{}", "[[1]]", "-1", "x", "1.5", "{a: [b]}", ".nan", "1e999", "0", "[1, a]", "null"]
+    )
+    def test_any_type_anywhere(self, tmp_path: Path, junk: str) -> None:
+        file = tmp_path / "x.yaml"
+        start = {"base_model": "llama-3.1-8b", "sequence_len": "8", "adapter": "qlora", "sample_packing": "true"}
+        for key in self.KEYS:
+            keys = {**start, "val_set_size": "0.1", "gradient_checkpointing": "true", key: junk}
+            file.write_text("\n".join(f"{name}: {value}" for name, value in keys.items()))
+            recipe = find_recipe(file)
+            assert recipe is not None, key
+            try:
+                read_job(str(file))
+            except TunecastError as error:
+                assert "x.yaml" in str(error), (key, error)
