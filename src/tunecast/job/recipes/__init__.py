@@ -46,6 +46,7 @@ FRAMEWORKS: tuple[str, ...] = (
     "automodel",
     "axolotl",
     "llama_factory",
+    "ms_swift",
     "training_arguments",
 )
 """Files of frameworks/, in the order they are asked: what others could take for theirs comes first."""
