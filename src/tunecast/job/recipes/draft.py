@@ -52,6 +52,10 @@ class Keys:
         self._read.update(names)
         self.ignored.update(name for name in names if self.document.has(name))
 
+    def without(self, *patterns: str) -> None:
+        """Further keys that move nothing, as it turned out."""
+        self._patterns = (*patterns, *self._patterns)
+
     def place(self, *names: str) -> Place:
         """Of the first that is set, else of the first."""
         name = next((name for name in names if self.document.get(name) is not None), names[0])

@@ -1,6 +1,12 @@
 """A trainer each: what its keys say about a job, and the defaults of its release.
 
-automodel.py           NVIDIA's NeMo Automodel: one YAML a training, whose `recipe` and `_target_` are names of classes
+automodel.py           NVIDIA's NeMo Automodel: one YAML a training, whose `recipe` and `_target_` are names of
+                       classes
 axolotl.py             Axolotl's YAML
+llama_factory.py       LLaMA-Factory's YAML and JSON: `llamafactory-cli train x.yaml key=value`
+ms_swift.py            ms-swift: `swift sft`, `swift pt` and `swift rlhf` with transformers' Trainer, `megatron sft`
+                       with Megatron Core
+ms_swift_megatron.py   `megatron sft` of ms-swift: Megatron Core's arguments, some under names of its own
+torchtune.py           torchtune's YAML, of its recipes/configs or one's own
 training_arguments.py  Arguments of transformers' Trainer in a file
 """

@@ -1,0 +1,389 @@
+"""ms-swift: `swift sft`, `swift pt` and `swift rlhf` with transformers' Trainer, `megatron sft` with Megatron Core.
+
+Keys      those of transformers' Trainer, and swift/arguments/sft_args.py, `SftArguments`;
+          swift/arguments/tuner_args.py, `TunerArguments`; swift/trainers/arguments.py, `TrainArgumentsMixin`; of the
+          other command swift/megatron/arguments/megatron_args.py, `MegatronArguments` (ms_swift_megatron.py)
+Command   swift/cli/main.py, `cli_main`: `swift sft x.yaml --key value`; NPROC_PER_NODE and NNODES start torchrun, and
+          without them one process takes every card it sees (swift/model/utils.py, `get_default_device_map`)
+Stack     its trainer is transformers' own, with PEFT; logits are made of labelled tokens alone, which are taken to be
+          all (swift/trainers/seq2seq_trainer.py, `Seq2SeqTrainer`)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import PurePath
+
+from tunecast.job.recipes import huggingface
+from tunecast.job.recipes.cards import is_count
+from tunecast.job.recipes.document import Document, leaves
+from tunecast.job.recipes.draft import Draft, Keys
+from tunecast.job.recipes.frameworks.ms_swift_megatron import read_megatron
+from tunecast.job.recipes.huggingface import is_on
+from tunecast.job.recipes.parts.accelerate import read_accelerate
+from tunecast.job.recipes.parts.deepspeed import read_deepspeed, take_deepspeed
+from tunecast.job.recipes.request import Invocation, Request
+from tunecast.job.recipes.values import number, whole, word
+from tunecast.job.recipes.words import Word, flags_of
+
+NAME = "ms-swift"
+RELEASE = "4.6.0"
+
+_TRAIN = "swift/trainers/arguments.py: TrainArgumentsMixin"
+_TUNER = "swift/arguments/tuner_args.py: TunerArguments"
+_QUANT = "swift/arguments/base_args/quant_args.py: QuantizeArguments"
+_BASE = "swift/arguments/base_args/base_args.py: BaseArguments"
+DEFAULTS: Mapping[str, tuple[object, str]] = {
+    "micro_batch": (1, f"{_TRAIN}.per_device_train_batch_size"),
+    "run.eval_batch": (1, f"{_TRAIN}.per_device_eval_batch_size"),
+    "gradient_checkpointing": (True, f"{_TRAIN}.gradient_checkpointing"),
+    "data.group_by_length": (False, f"{_TRAIN}.group_by_length"),
+    "method": ("lora", f"{_BASE}.tuner_type"),
+    "data.packing": (False, f"{_BASE}.packing"),
+    "lora.rank": (8, f"{_TUNER}.lora_rank"),
+    "lora.alpha": (32.0, f"{_TUNER}.lora_alpha"),
+    "lora.dropout": (0.05, f"{_TUNER}.lora_dropout"),
+    "lora.rslora": (False, f"{_TUNER}.use_rslora"),
+    "lora.dora": (False, f"{_TUNER}.use_dora"),
+    "quantization.format": ("nf4", f"{_QUANT}.bnb_4bit_quant_type"),
+    "quantization.double_quant": (True, f"{_QUANT}.bnb_4bit_use_double_quant"),
+}
+WORKERS = 1
+"""`TrainArgumentsMixin.__post_init__`, where nothing is said."""
+GLOBAL_BATCH = 16
+"""The same: so many rows a step, whatever the cards."""
+FOLLOWS_OTHERS = ("grad_accum", "autocast")
+ARGUMENTS: huggingface.Defaults = {
+    **{field: each for field, each in huggingface.TRAINING_ARGUMENTS.items() if field not in FOLLOWS_OTHERS},
+    **{field: DEFAULTS[field] for field in ("micro_batch", "run.eval_batch", "gradient_checkpointing")},
+    "data.workers": (WORKERS, f"{_TRAIN}.dataloader_num_workers"),
+}
+WITHOUT_EFFECT = (
+    *huggingface.WITHOUT_EFFECT,
+    *("dataset", "val_dataset", "cached_dataset", "cached_val_dataset", "custom_dataset_info", "columns", "strict"),
+    *("dataset_shuffle", "val_dataset_shuffle", "load_from_cache_file", "streaming", "interleave_prob"),
+    *("stopping_strategy", "shuffle_buffer_size", "download_mode", "disable_auto_column_mapping", "model_name"),
+    *("model_author", "model_type", "model_revision", "new_special_tokens", "rope_scaling", "max_model_len"),
+    *("local_repo_path", "template*", "system", "truncation_strategy", "agent_template", "norm_bbox", "stop_words"),
+    *("use_chat_template", "padding_side", "loss_scale", "is_binary_loss_scale", "response_prefix", "*thinking*"),
+    *("disable_ignore_empty_think", "external_plugins", "custom_register_path", "model_kwargs", "load_args"),
+    *("load_data_args", "packing_num_proc", "packing_strategy", "lazy_tokenize", "use_hf", "ignore_args_error"),
+    *("add_version", "create_checkpoint_symlink", "swanlab_*", "wandb_*", "max_new_tokens", "temperature", "top_*"),
+    *("safe_serialization", "max_shard_size", "check_model", "acc_strategy", "train_dataloader_shuffle", "eval_metric"),
+    *("use_logits_to_keep", "ds3_gather_for_generation", "resume_*", "callbacks", "early_stop_interval", "eval_limit"),
+    *("eval_dataset*", "eval_generation_config", "extra_eval_args", "lorap_lr_ratio", "init_weights", "lora_ga_*"),
+    *("galore_*", "logging_dir", "metric", "lora_bias", "merge_lora", "router_aux_loss_coef", "use_flash_ckpt"),
+    *("stream", "result_path", "bnb_4bit_compute_dtype", "bnb_4bit_quant_storage", "use_ray", "optim_args", "ENV"),
+    *("config", "metric_*", "remove_unused_columns", "repetition_penalty", "num_beams", "seed", "write_batch_size"),
+)
+
+TRAINING = ("sft", "pt", "rlhf")
+TASKS = {"dpo": "dpo", "orpo": "orpo", "kto": "kto", "rm": "reward", "grpo": "grpo"}
+PIXELS = (
+    *("MAX_PIXELS", "VIDEO_MAX_PIXELS", "FPS_MAX_FRAMES", "IMAGE_MAX_TOKEN_NUM", "VIDEO_MAX_TOKEN_NUM"),
+    *("ENABLE_AUDIO_OUTPUT", "MAX_NUM", "NFRAMES", "FPS"),
+)
+TOWERS = ("vit_lr", "aligner_lr", "vit_gradient_checkpointing", "max_pixels", "freeze_vit", "freeze_aligner")
+RL = (
+    *("vllm_*", "use_vllm", "sleep_level", "offload_*", "num_generations", "num_iterations", "max_completion_length"),
+    *("reward_*", "teacher_*", "ref_*", "beta", "epsilon*", "lmbda", "*_alpha", "steps_per_generation", "num_labels"),
+    *("log_completions", "overlong_filter", "dynamic_sample", "max_turns", "multi_turn_*", "gym_*", "use_gym_env"),
+    *("loss_type", "importance_sampling_level", "advantage_estimator", "async_generate", "move_model_batches"),
+    *("problem_type", "kl_in_reward", "scale_rewards", "desirable_weight", "undesirable_weight", "gkd_*", "rollout.*"),
+)
+"""Of tasks that are refused by name: what they would need is not asked for."""
+REPORTED: Mapping[str, str] = {
+    "freeze_parameters": "some weights are not trained",
+    "freeze_parameters_regex": "some weights are not trained",
+    "freeze_parameters_ratio": "some weights are not trained",
+    "trainable_parameters": "further weights are trained",
+    "trainable_parameters_regex": "further weights are trained",
+    "target_regex": "which modules get adapters follows from a pattern",
+    "target_parameters": "parameters of experts get adapters",
+    "modules_to_save": "whole modules are trained beside the adapters",
+    "lisa_activated_layers": "LISA: layers are trained in turns",
+    "use_swift_lora": "adapters of ms-swift's own",
+    "enable_dft_loss": "a loss of its own",
+    "enable_channel_loss": "a loss of its own",
+    "loss_type": "a loss of its own",
+    "predict_with_generate": "evaluations generate text",
+    "eval_use_evalscope": "evaluations generate text",
+    "adapters": "adapters that exist are trained further: their rank is that of their file",
+    "experts_impl": "kernels for experts",
+    "device_map": "layers are placed by hand",
+    "max_memory": "layers are placed by hand",
+    "zero_hpz_partition_size": "ZeRO++: weights are cut within a machine",
+    "deepspeed_autotp_size": "DeepSpeed splits layers over cards",
+    "optimizer": "an optimizer of ms-swift's own",
+    "device_groups": "Ray gives cards to groups of workers",
+}
+ASCEND = ("ASCEND_RT_VISIBLE_DEVICES", "PYTORCH_NPU_ALLOC_CONF", "ASCEND_VISIBLE_DEVICES")
+
+_AUTO = {"fp16": {"enabled": "auto"}, "bf16": {"enabled": "auto"}, "gradient_clipping": "auto"}
+_SMALL = {"allgather_partitions": True, "overlap_comm": False, "reduce_scatter": True, "reduce_bucket_size": 2e8}
+_LARGE = {
+    **{"overlap_comm": False, "contiguous_gradients": True, "sub_group_size": 1e9, "reduce_bucket_size": "auto"},
+    **{"stage3_prefetch_bucket_size": "auto", "stage3_param_persistence_threshold": "auto"},
+    **{"stage3_max_live_parameters": 1e9, "stage3_max_reuse_distance": 1e9},
+}
+_HOST = {"device": "cpu"}
+PRESETS: Mapping[str, Mapping[str, object]] = {
+    "zero0": {"stage": 0, **_SMALL},
+    "zero1": {"stage": 1, **_SMALL},
+    "zero2": {"stage": 2, **_SMALL},
+    "zero2_offload": {"stage": 2, **_SMALL, "offload_optimizer": _HOST},
+    "zero3": {"stage": 3, **_LARGE},
+    "zero3_offload": {"stage": 3, **_LARGE, "offload_optimizer": _HOST, "offload_param": _HOST},
+}
+"""swift/config/*.json, as far as it says more than "auto"."""
+FSDP2 = {
+    "fsdp": "full_shard auto_wrap",
+    "fsdp_config": {
+        **{"fsdp_version": 2, "reshard_after_forward": True, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP"},
+        **{"cpu_ram_efficient_loading": True, "state_dict_type": "SHARDED_STATE_DICT"},
+        "activation_checkpointing": True,
+    },
+}
+"""swift/config/fsdp2.json."""
+
+
+def recognises(document: Document) -> bool:
+    named = isinstance(document.get("model"), str)
+    own = any(map(document.has, ("tuner_type", "train_type", "rlhf_type", "train.tuner_type", "tuner_backend")))
+    return own and (named or document.has("train.tuner_type")) and not document.has("infer_backend")
+
+
+def invocation(words: Sequence[Word]) -> Invocation | None:
+    program, path = PurePath(words[0]).name, words[0].replace(".", "/")
+    if program in ("swift", "megatron") and len(words) > 1:
+        command, rest = words[1].replace("_", "-"), words[2:]
+        is_megatron = program == "megatron"
+    elif "swift/cli/" in path:
+        command, rest = PurePath(path.removesuffix("/py")).name, words[1:]
+        is_megatron = "_megatron" in path
+    else:
+        return None
+    if command not in TRAINING:
+        return None
+    config = None
+    if rest and rest[0].endswith((".yaml", ".yml", ".json")):
+        config, rest = str(rest[0]), rest[1:]
+    flags = flags_of(rest)
+    if config is None and isinstance(flags.values.get("config"), str):
+        config = flags.values["config"]
+    return Invocation(config, flags.values, flags.lines, f"megatron {command}" if is_megatron else command)
+
+
+def read(draft: Draft, request: Request) -> None:
+    keys = draft.keys(request.document, WITHOUT_EFFECT)
+    take_task(draft, keys, request)
+    if draft.refused or draft.fields.get("task") in TASKS.values():
+        keys.without(*RL)
+    draft.take("model", keys, "model")
+    if request.command.startswith("megatron") or is_megatrons(keys):
+        read_megatron(draft, keys)
+    else:
+        read_transformers(draft, keys, request)
+    if "PYTORCH_CUDA_ALLOC_CONF" not in request.launch.environment:
+        huggingface.take_allocator(draft, keys, "ENV")
+
+
+def is_megatrons(keys: Keys) -> bool:
+    return any(map(keys.has, ("micro_batch_size", "global_batch_size", "tensor_model_parallel_size")))
+
+
+def take_task(draft: Draft, keys: Keys, request: Request) -> None:
+    command = request.command.rpartition(" ")[2]
+    kind, rlhf = word(keys.get("task_type")), word(keys.get("rlhf_type"))
+    environment = {**(keys.document.get("ENV") if isinstance(keys.document.get("ENV"), dict) else {})}
+    environment.update(request.launch.environment)
+    if any(name in environment for name in ASCEND):
+        draft.refuse("Ascend", "cards of NVIDIA are predicted here")
+    if command == "rlhf" or rlhf:
+        task = rlhf or "dpo"
+        if task in TASKS:
+            draft.put("task", TASKS[task], keys, "rlhf_type")
+        else:
+            draft.refuse(task, "this task is not modelled")
+    elif kind not in ("", "causal_lm"):
+        draft.refuse(kind, "heads other than the vocabulary's are not modelled")
+    else:
+        draft.assume("task", "pretrain" if command == "pt" else "sft")
+    seen = next((name for name in PIXELS if name in environment), None)
+    seen = seen or next((name for name in TOWERS if is_on(keys.get(name)) or keys.has(name)), None)
+    if seen:
+        draft.refuse("images, videos or sound", f"{seen} is set, and towers that see or hear are not modelled")
+
+
+def read_transformers(draft: Draft, keys: Keys, request: Request) -> None:
+    draft.assume("stack", "transformers", f"{NAME} {RELEASE}, whose trainer is transformers' own")
+    take_method(draft, keys)
+    take_precision(draft, keys)
+    huggingface.take_attention(draft, keys, "attn_impl")
+    draft.assume("attention", "sdpa")
+    take_rows(draft, keys)
+    take_sharding(draft, keys, request)
+    huggingface.take_training_arguments(draft, keys, None, ARGUMENTS)
+    take_steps(draft, keys)
+    take_cards(draft, keys, request)
+    take_checkpointing(draft, request)
+    take_optimizer(draft, keys)
+    for name, why in REPORTED.items():
+        if is_on(keys.get(name)):
+            draft.not_modelled(keys, name, why)
+
+
+def take_method(draft: Draft, keys: Keys) -> None:
+    kind = keys.get("tuner_type", "train_type")
+    method = word(kind) or "lora"
+    bits, by = keys.get("quant_bits"), word(keys.get("quant_method"))
+    if method == "full":
+        draft.put("method", "full", keys, "tuner_type", "train_type")
+        keys.ignore("lora_rank", "lora_alpha", "lora_dropout", "lora_dtype", "use_rslora", "use_dora", "target_modules")
+        return
+    if method != "lora":
+        draft.refuse(method, "adapters of this kind are not modelled")
+    if word(keys.get("tuner_backend")) == "unsloth":
+        draft.put("stack", "unsloth", keys, "tuner_backend")
+    if kind is None and not by:
+        huggingface.assume(draft, "method", DEFAULTS)
+    else:
+        draft.put("method", "qlora" if by else "lora", keys, "quant_method", "tuner_type", "train_type")
+    take_lora(draft, keys)
+    if by == "bnb":
+        four = whole(bits) == 4
+        said = keys.get("bnb_4bit_quant_type", default="nf4") if four else "int8" if whole(bits) == 8 else bits
+        draft.put("quantization.format", said, keys, "quant_bits")
+        if four:
+            draft.take("quantization.double_quant", keys, "bnb_4bit_use_double_quant")
+            huggingface.assume(draft, "quantization.double_quant", DEFAULTS)
+        draft.assume("quantization.prepare_kbit", False)
+    elif by:
+        draft.refuse(by, "weights quantised by this package while they load are not modelled")
+
+
+def take_lora(draft: Draft, keys: Keys) -> None:
+    draft.take("lora.rank", keys, "lora_rank")
+    draft.take("lora.alpha", keys, "lora_alpha")
+    draft.take("lora.dropout", keys, "lora_dropout")
+    draft.take("lora.rslora", keys, "use_rslora")
+    draft.take("lora.dora", keys, "use_dora")
+    draft.take("lora.adapter_dtype", keys, "lora_dtype")
+    draft.take("lora.targets", keys, "target_modules", read=huggingface.targets)
+    for field in ("lora.rank", "lora.alpha", "lora.dropout", "lora.rslora", "lora.dora"):
+        huggingface.assume(draft, field, DEFAULTS)
+    draft.assume("lora.targets", "all-linear")
+
+
+def take_precision(draft: Draft, keys: Keys) -> None:
+    """swift/arguments/base_args/model_args.py, `ModelArguments`: mixed precision follows the weights' dtype."""
+    if not draft.take("weights_dtype", keys, "torch_dtype", read=huggingface.dtype_name):
+        draft.assume("weights_dtype", "auto")
+    if keys.get("bf16") is None and keys.get("fp16") is None:
+        kind = "float16" if draft.fields["weights_dtype"] in ("float16", "float32") else "bfloat16"
+        draft.assume("autocast", kind, f"{NAME} {RELEASE}: as the weights are")
+
+
+def take_rows(draft: Draft, keys: Keys) -> None:
+    packs = is_on(keys.get("packing"))
+    draft.take("data.packing", keys, "packing")
+    huggingface.assume(draft, "data.packing", DEFAULTS)
+    if packs:
+        draft.assume("data.packing_strategy", "bfd")
+    lengths = ("packing_length", "max_length") if packs else ("max_length", "packing_length")
+    draft.take("seq_len", keys, *lengths)
+    draft.assume("seq_len", 1024, "tunecast: nothing is cut, so that rows are as long as the data's")
+    if is_on(keys.get("padding_free")) and not packs and keys.get("per_device_train_batch_size") not in (None, 1):
+        draft.not_modelled(keys, "padding_free", "the rows of a batch are one, without padding")
+    draft.take("data.num_proc", keys, "dataset_num_proc")
+    take_samples(draft, keys)
+    size = keys.get("sequence_parallel_size")
+    if size is not None and whole(size) != 1:
+        draft.put("parallel.context", size, keys, "sequence_parallel_size")
+        draft.put("parallel.context_kind", "ulysses", keys, "sequence_parallel_size")
+
+
+def take_samples(draft: Draft, keys: Keys) -> None:
+    """`org/name#1000` takes so many rows of a data set (swift/dataset/dataset_syntax.py, `DatasetSyntax`)."""
+    given = keys.document.get("dataset")
+    names = given if isinstance(given, list) else [given]
+    counts = [whole(str(name).rpartition("#")[2]) if "#" in str(name) else None for name in names]
+    samples = sum(count or 0 for count in counts)
+    if samples > 0 and all(is_count(count) for count in counts):
+        share = number(keys.get("split_dataset_ratio")) or 0.0
+        held_out = int(samples * share) if 0 < share < 1 else 0
+        draft.put("data.samples", max(samples - held_out, 1), keys, "dataset")
+        if held_out:
+            draft.put("data.eval_samples", held_out, keys, "split_dataset_ratio")
+    keys.get("split_dataset_ratio")
+
+
+def take_steps(draft: Draft, keys: Keys) -> None:
+    """`SftArguments._init_eval_strategy`: it evaluates as often as it saves, where there is something to evaluate on."""
+    evaluates = (number(keys.get("split_dataset_ratio")) or 0) > 0 or any(
+        map(keys.has, ("val_dataset", "eval_dataset"))
+    )
+    if not evaluates:
+        draft.fields["run.eval_strategy"] = "no"
+        draft.places.pop("run.eval_strategy", None)
+        keys.ignore("eval_steps", "eval_strategy")
+    elif keys.get("eval_strategy", "evaluation_strategy") is None:
+        strategy = draft.fields.get("run.save_strategy", "steps")
+        draft.fields.pop("run.eval_strategy", None)
+        draft.assume("run.eval_strategy", strategy)
+        if strategy == "steps":
+            draft.take("run.eval_steps", keys, "eval_steps", "save_steps")
+            draft.assume("run.eval_steps", draft.fields.get("run.save_steps", 500))
+    if keys.get("gradient_accumulation_steps") is None:
+        draft.global_batch = GLOBAL_BATCH
+
+
+def take_sharding(draft: Draft, keys: Keys, request: Request) -> None:
+    """Names of files that come with it; else a file, or JSON on the command line."""
+    name = keys.get("deepspeed")
+    if isinstance(name, str) and name in PRESETS:
+        read_deepspeed(draft, preset(keys, "deepspeed", {**_AUTO, "zero_optimization": PRESETS[name]}), request)
+    elif (inline := huggingface.mapping_in(name)) is not None:
+        read_deepspeed(draft, preset(keys, "deepspeed", inline), request)
+    elif name:
+        take_deepspeed(draft, keys, "deepspeed", request)
+    if request.launch.accelerate is not None:
+        read_accelerate(draft, request.launch.accelerate, request)
+    chosen = keys.get("fsdp")
+    if chosen:
+        found = preset(keys, "fsdp", FSDP2) if chosen == "fsdp2" else request.open(chosen)
+        if found is None:
+            draft.not_modelled(keys, "fsdp", "this file is not here: how the model is shared is not known")
+        else:
+            huggingface.take_trainers_fsdp(draft, draft.keys(found, ("_*",)), request)
+
+
+def preset(keys: Keys, name: str, tree: Mapping[str, object]) -> Document:
+    """A file that comes with ms-swift; what it says is said where it is named."""
+    place = keys.document.place(name)
+    return Document(place[0], tree, {}, elsewhere={leaf: place for leaf, _ in leaves(tree)})
+
+
+def take_cards(draft: Draft, keys: Keys, request: Request) -> None:
+    """One process that sees several cards spreads the layers over them (device_map="auto")."""
+    place = request.launch.places.get("hardware.gpus")
+    cards = request.launch.gpus or 1
+    if place is not None and place.key == "CUDA_VISIBLE_DEVICES" and cards > 1:
+        draft.fields["parallel.layers"], draft.places["parallel.layers"] = cards, place
+
+
+def take_checkpointing(draft: Draft, request: Request) -> None:
+    """swift/trainers/mixin.py, `_fix_gradient_checkpointing`: of the older kind on one card and with DeepSpeed or FSDP,
+    of the newer one with DDP."""
+    if not is_on(draft.fields.get("gradient_checkpointing")):
+        return
+    sharded = str(draft.fields.get("parallel.data", "ddp")) != "ddp"
+    cards = (request.launch.gpus or 1) * (request.launch.nodes or 1)
+    several = "parallel.layers" not in draft.fields and cards > 1
+    draft.assume("checkpoint_reentrant", sharded or not several)
+
+
+def take_optimizer(draft: Draft, keys: Keys) -> None:
+    if is_on(keys.get("use_galore")):
+        draft.put("optimizer", "galore_adamw", keys, "use_galore")
+        draft.not_modelled(keys, "use_galore", "which weights are projected, and to which rank")
