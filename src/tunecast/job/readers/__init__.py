@@ -119,14 +119,20 @@ def _recipe(path: Path) -> Recipe | None:
 
 def _job_of_recipe(recipe: Recipe, overrides: Mapping[str, object], path: Path) -> Job | JobError:
     from tunecast.job import recipes
+    from tunecast.job.recipes.recipe import with_accumulation
 
     content = with_overrides(recipe.job, overrides)
+    if recipe.global_batch is not None and "grad_accum" not in overrides:
+        content = with_accumulation(
+            {name: content[name] for name in content if name != "grad_accum"}, recipe.global_batch
+        )
     try:
         recipes.require_modelled(recipe, str(path))
         job = job_from_dict(content)
     except TunecastError as error:
         return job_error(recipes.at_its_place(error, recipe, str(path)))
-    return replace(job, not_modelled=tuple(map(str, recipe.not_understood)), unsaid=recipes.unsaid(content))
+    unsaid = recipes.unsaid(content, recipe.global_batch)
+    return replace(job, not_modelled=tuple(map(str, recipe.not_understood)), unsaid=unsaid)
 
 
 TRAINING_TEXTS = frozenset(

@@ -3,12 +3,16 @@
 A new framework is one file in frameworks/ with NAME, RELEASE, `recognises(document)` and `read(draft, request)`, and
 its name in `FRAMEWORKS`; one that is called by a command also has `invocation(words)`.
 
-document.py   A file as a trainer wrote it: what it holds, and on which line
-draft.py      A recipe in the making: a reader takes keys one by one, and what it leaves is reported
-recipe.py     What was understood: the job, where each field comes from, what was assumed, what was not read
-request.py    What a reader is asked: a file with what its command line sets, and what stands around it
-frameworks/   A trainer each
-parts/        Files that go with several trainers: accelerate's, DeepSpeed's, PEFT's
+document.py     A file as a trainer wrote it: what it holds, and on which line
+draft.py        A recipe in the making: a reader takes keys one by one, and what it leaves is reported
+huggingface.py  Keys of transformers' TrainingArguments, TRL's SFTConfig and ModelConfig, wherever they stand
+recipe.py       What was understood: the job, where each field comes from, what was assumed, what was not read
+references.py   Values that name other values of their file, `${output_dir}/logs`, as OmegaConf has them (torchtune,
+                Automodel)
+request.py      What a reader is asked: a file with what its command line sets, and what stands around it
+values.py       Numbers and switches as YAML and JSON files spell them
+frameworks/     A trainer each
+parts/          Files that go with several trainers: accelerate's, DeepSpeed's, PEFT's
 """
 
 from __future__ import annotations
@@ -28,10 +32,19 @@ from tunecast.job.recipes.request import Launch, Request
 
 FRAMEWORKS: tuple[str, ...] = (
     "torchtune",
+    "litgpt",
+    "torchtitan",
     "axolotl",
+    "training_arguments",
+    "automodel",
 )
 """Files of frameworks/, in the order they are asked: what others could take for theirs comes first."""
-ENDINGS = (".yaml", ".yml", ".json")
+PARTS: tuple[str, ...] = (
+    "accelerate",
+    "deepspeed",
+)
+"""Files of parts/ that are recognised where they stand alone: a training without a model."""
+ENDINGS = (".yaml", ".yml", ".json", ".toml")
 
 
 def find_recipe(path: Path, values: Mapping[str, Any] | None = None) -> Recipe | None:
@@ -54,7 +67,9 @@ def read_recipe(path: Path, values: Mapping[str, Any] | None = None) -> Recipe:
         document = read_document(path).with_values(values or {})
         found = recipe_of_job(document) if is_job(document) else None
     if found is None:
-        raise UsageError(f"{path}: no training that is known here. Read are files of {', '.join(FRAMEWORKS)}")
+        raise UsageError(
+            f"{path}: no training that is known here. Read are files of {', '.join((*FRAMEWORKS, *PARTS))}"
+        )
     return found
 
 
@@ -68,8 +83,9 @@ def recipe_of_job(document: Document) -> Recipe:
 
 
 def recipe_of(request: Request) -> Recipe | None:
-    for name in FRAMEWORKS:
-        framework = import_module(f"{__name__}.frameworks.{name}")
+    names = [f"frameworks.{name}" for name in FRAMEWORKS] + [f"parts.{name}" for name in PARTS]
+    for name in names:
+        framework = import_module(f"{__name__}.{name}")
         if framework.recognises(request.document):
             draft = Draft(framework.NAME, framework.RELEASE)
             framework.read(draft, request)
@@ -102,16 +118,20 @@ def require_modelled(recipe: Recipe, file: str) -> None:
 SPLITS = ("tensor", "pipeline", "context", "expert", "layers")
 
 
-def unsaid(job: Mapping[str, Any]) -> tuple[str, ...]:
-    """Fields about cards that nobody said; how many there are matters where it is spread over them."""
+def unsaid(job: Mapping[str, Any], global_batch: int | None = None) -> tuple[str, ...]:
+    """Fields about cards that nobody said; how many there are matters where it is spread over them, or where they
+    share a batch."""
     hardware, parallel = job.get("hardware") or {}, job.get("parallel") or {}
     spread = parallel.get("data") not in (None, "none", "ddp") or any((parallel.get(name) or 1) != 1 for name in SPLITS)
-    asked = {"hardware.gpu": True, "hardware.gpus": spread}
+    asked = {"hardware.gpu": True, "hardware.gpus": spread or global_batch is not None}
     return tuple(field for field, needed in asked.items() if needed and not hardware.get(field.partition(".")[2]))
 
 
 def at_its_place(error: TunecastError, recipe: Recipe, file: str) -> TunecastError:
     """The same error with the line that says the field it names."""
+    if error.field == "model" and "model" not in recipe.job:
+        told = f"{file}: a file of {recipe.framework} that names no model. To fix: --model NAME, such as"
+        return type(error)(f"{told} --model llama-3.1-8b", field="model")
     place = recipe.places.get(error.field or "")
     if file in error.message:
         return error

@@ -4,6 +4,7 @@ keys.get("micro_batch_size", "batch_size")      the value of the first that is s
 draft.take("micro_batch", keys, "micro_batch_size")
 draft.assume("micro_batch", 1)                  the framework's default, where nothing was taken
 draft.not_modelled(keys, "lisa_n_layers", "layers are frozen in turns")
+draft.put_global_batch(keys, "global_batch_size")   rows of a step on all cards: `grad_accum` follows from their number
 draft.refuse("dpo", "preference tuning")
 """
 
@@ -17,7 +18,7 @@ from typing import Any
 from tunecast.job.foreign import WITHOUT_EFFECT
 from tunecast.job.job import nested
 from tunecast.job.recipes.document import COMMAND_LINE, Document, leaves
-from tunecast.job.recipes.recipe import Assumed, NotUnderstood, Place, Recipe
+from tunecast.job.recipes.recipe import Assumed, NotUnderstood, Place, Recipe, is_count, with_accumulation
 
 UNKNOWN_KEY = "nothing here reads this key"
 MOST_REPORTED = 200
@@ -81,8 +82,12 @@ class Keys:
         return any(".".join(parts[:count]) in names for count in range(1, len(parts) + 1))
 
     def _moves_nothing(self, name: str) -> bool:
-        leaf = name.rpartition(".")[2]
-        return any(_matches(name, pattern) or leaf == pattern for pattern in self._patterns)
+        """It, or what it stands in: of `report_to` each item too."""
+        parts = name.split(".")
+        outer = {".".join(parts[:count]): parts[count - 1] for count in range(1, len(parts) + 1)}
+        return any(
+            _matches(each, pattern) or leaf == pattern for each, leaf in outer.items() for pattern in self._patterns
+        )
 
 
 @cache
@@ -99,6 +104,7 @@ class Draft:
         self.places: dict[str, Place] = {}
         self.assumed: dict[str, Assumed] = {}
         self.refused: str | None = None
+        self.global_batch: int | None = None
         self._not_understood: dict[tuple[str, str], NotUnderstood] = {}
         self._files: list[Keys] = []
 
@@ -122,11 +128,29 @@ class Draft:
         self.put(field, value if read is None else read(value), keys, *names)
         return True
 
+    def offer(self, field: str, value: Any, keys: Keys, *names: str) -> None:
+        """A field that these keys say, where nobody said or took another: what a file says that another points to."""
+        keys.get(*names)
+        if field not in self.fields:
+            self.put(field, value, keys, *names)
+
     def assume(self, field: str, value: Any, whose: str = "") -> None:
         """Where nothing was taken."""
         if field not in self.fields:
             self.fields[field] = value
             self.assumed[field] = Assumed(value, whose or f"{self.framework} {self.release}")
+
+    def put_global_batch(self, keys: Keys, *names: str, default: int | None = None) -> None:
+        """Rows of one optimizer step on all cards, where the first of these keys, or the framework's default, says it.
+        A value that is no number of rows is told as one of `grad_accum`."""
+        rows = keys.get(*names)
+        if is_count(rows):
+            self.global_batch = rows
+            self.places["grad_accum"] = keys.place(*names)
+        elif rows is not None:
+            self.put("grad_accum", rows, keys, *names)
+        else:
+            self.global_batch = default
 
     def not_modelled(self, keys: Keys, name: str, why: str) -> None:
         """A key that was read and that no field tells: the answer is an estimate, and says so."""
@@ -150,8 +174,12 @@ class Draft:
         used = sorted(
             {name for keys in self._files for name in keys.used() if (keys.document.file, name) not in missing}
         )
-        places = {field: place for field, place in self.places.items() if field in self.fields}
+        job = with_accumulation(nested(self.fields), self.global_batch)
+        places = {field: place for field, place in self.places.items() if field in self.fields or field in job}
+        if self.global_batch is not None and "grad_accum" not in places:
+            whose = f"{self.framework} {self.release}, a global batch of {self.global_batch}"
+            self.assumed["grad_accum"] = Assumed(job["grad_accum"], whose)
         return Recipe(
-            nested(self.fields), self.framework, self.release, places, dict(self.assumed), tuple(missing.values()),
-            tuple(ignored), self.refused, tuple(used),
+            job, self.framework, self.release, places, dict(self.assumed), tuple(missing.values()),
+            tuple(ignored), self.refused, tuple(used), self.global_batch,
         )  # fmt: skip

@@ -42,8 +42,9 @@ def _lines(recipe: Recipe, path: str) -> Iterator[str]:
         told = ", ".join(recipe.ignored[:MOST_IGNORED]) + (f" and {more} more" if more > 0 else "")
         yield from ("", printable(f"Move neither memory nor time: {told}", 2000))
     if not recipe.refused:
+        model = "" if values.get("model") else " --model NAME"
         card = "" if values.get("hardware.gpu") else " --gpu NAME"
-        yield from ("", f"Next: tunecast predict {path}{card}, or tunecast plan {path}")
+        yield from ("", f"Next: tunecast predict {path}{model}{card}, or tunecast plan {path}{model}")
 
 
 def _flat(job: Mapping[str, Any]) -> dict[str, Any]:

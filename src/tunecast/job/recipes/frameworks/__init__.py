@@ -1,4 +1,10 @@
 """A trainer each: what its keys say about a job, and the defaults of its release.
 
-axolotl.py    Axolotl's YAML
+automodel.py           NVIDIA's NeMo Automodel: one YAML a training, whose `recipe` and `_target_` are names of
+                       classes
+axolotl.py             Axolotl's YAML
+litgpt.py              litgpt's YAML, of its config_hub or one's own
+torchtitan.py          torchtitan's TOML, as it had until February 2026
+torchtune.py           torchtune's YAML, of its recipes/configs or one's own
+training_arguments.py  Arguments of transformers' Trainer in a file
 """

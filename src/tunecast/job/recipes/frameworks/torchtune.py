@@ -35,7 +35,7 @@ ONE, SEVERAL, LORA_ONE = (
 )
 BUILDER = "torchtune/models/llama3_1/_model_builders.py: lora_llama3_1_8b"
 DEFAULTS: Mapping[str, tuple[object, str]] = {
-    "compile": (False, f'{ONE}: get("compile")'),
+    "compile": (False, f'{SEVERAL}: get("compile")'),
     "gradient_checkpointing": (False, f'{ONE}: get("enable_activation_checkpointing")'),
     "offload_activations": (False, f'{ONE}: get("enable_activation_offloading")'),
     "max_grad_norm": (None, f'{ONE}: get("clip_grad_norm")'),
@@ -128,7 +128,7 @@ def components(document: Document) -> Iterator[str]:
 
 
 def invocation(words: Sequence[str]) -> Invocation | None:
-    """Of `tune run [--nproc_per_node N] RECIPE --config FILE [key=value] [~key]`; torchrun's flags are its launcher's."""
+    """Of `tune run [--nproc_per_node N] RECIPE --config FILE [key=value] [~key]`; torchrun's flags say the cards."""
     if list(words[:2]) != ["tune", "run"]:
         return None
     config, recipe, rest = None, None, list(words[2:])
@@ -395,7 +395,7 @@ def take_units(draft: Draft, keys: Keys) -> None:
     named = keys.get("custom_sharded_layers")
     apart = isinstance(named, list) and {"tok_embeddings"} <= {str(name) for name in named}
     if apart != (draft.fields.get("method") == "full"):
-        why = "embedding and head are gathered apart from the rest" if apart else (
-            "embedding and head are gathered with the rest and stay through the forward pass, not apart as is taken here"
-        )  # fmt: skip
+        why = "embedding and head are gathered apart from the rest"
+        if not apart:
+            why = "embedding and head are gathered with the rest, not apart as is taken here"
         draft.not_modelled(keys, "custom_sharded_layers", why)

@@ -1,1 +1,6 @@
-"""Files that go with several trainers."""
+"""Files that go with several trainers.
+
+accelerate.py   accelerate's YAML: how many processes, and how they share the model
+deepspeed.py    DeepSpeed's JSON: ZeRO, its offload and its buckets
+fsdp.py         The keys of FSDP, which accelerate, the Trainer and Axolotl share
+"""
