@@ -128,7 +128,7 @@ def _job_of_recipe(recipe: Recipe, overrides: Mapping[str, object], path: Path) 
         )
     try:
         recipes.require_modelled(recipe, str(path))
-        job = job_from_dict(content)
+        job = job_from_dict(recipes.with_enough_cards(content))
     except TunecastError as error:
         return job_error(recipes.at_its_place(error, recipe, str(path)))
     unsaid = recipes.unsaid(content, recipe.global_batch)

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib import import_module
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,7 @@ def require_modelled(recipe: Recipe, file: str) -> None:
 
 
 SPLITS = ("tensor", "pipeline", "context", "expert", "layers")
+MOST_SPLIT = 1024
 
 
 def unsaid(job: Mapping[str, Any], global_batch: int | None = None) -> tuple[str, ...]:
@@ -125,6 +127,17 @@ def unsaid(job: Mapping[str, Any], global_batch: int | None = None) -> tuple[str
     spread = parallel.get("data") not in (None, "none", "ddp") or any((parallel.get(name) or 1) != 1 for name in SPLITS)
     asked = {"hardware.gpu": True, "hardware.gpus": spread or global_batch is not None}
     return tuple(field for field, needed in asked.items() if needed and not hardware.get(field.partition(".")[2]))
+
+
+def with_enough_cards(job: Mapping[str, Any]) -> dict[str, Any]:
+    """With as many cards as it is split over, where nobody said how many there are: it is asked, but can be read."""
+    if "hardware.gpus" not in unsaid(job):
+        return dict(job)
+    parallel = job.get("parallel")
+    ways = [parallel.get(name) for name in SPLITS] if isinstance(parallel, Mapping) else []
+    counts = [way for way in ways if type(way) is int and 0 < way <= MOST_SPLIT]
+    hardware = job.get("hardware")
+    return {**job, "hardware": {**(hardware if isinstance(hardware, Mapping) else {}), "gpus": min(1024, prod(counts))}}
 
 
 def at_its_place(error: TunecastError, recipe: Recipe, file: str) -> TunecastError:

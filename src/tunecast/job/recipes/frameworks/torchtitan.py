@@ -13,7 +13,7 @@ from typing import Any
 from tunecast.job.recipes.document import Document, scalar
 from tunecast.job.recipes.draft import Draft, Keys
 from tunecast.job.recipes.request import Invocation, Request
-from tunecast.job.recipes.values import switch, whole, word
+from tunecast.job.recipes.values import switch, whole
 
 NAME = "torchtitan"
 RELEASE = "0.2.2"
