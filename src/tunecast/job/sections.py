@@ -96,6 +96,20 @@ class Data(Section):
         "alpaca-gpt4, code-alpaca, dolly, gsm8k, longform; null: all of seq_len",
         within=(1, 10_000_000),
     )
+    path: str | None = field(
+        None,
+        OURS,
+        "the training data itself, of which samples and their lengths are counted: .jsonl, .json, .csv, .tsv, .txt, "
+        ".parquet, .arrow, or a folder of them",
+        aka="dataset_path data_path",
+        flag="data-path",
+    )
+    tokenizer: str | None = field(
+        None,
+        OURS,
+        "with data.path: a folder with tokenizer.json, by which tokens are counted; null: estimated from characters",
+        aka="tokenizer_path",
+    )
     epochs: float = field(
         3.0,
         transformers("TrainingArguments.num_train_epochs"),
@@ -167,6 +181,11 @@ class Data(Section):
         None, OURS, "samples evaluated on, as long as those trained on", within=(1, 10**13), kilo=1000
     )
 
+    @property
+    def has_lengths(self) -> bool:
+        """Whether something says how long the samples are."""
+        return self.lengths is not None or self.path is not None
+
 
 @dataclass(frozen=True)
 class Run(Section):
@@ -189,6 +208,20 @@ class Run(Section):
         "with eval_strategy steps: steps between two evaluations; null: 500, as logging_steps",
         within=(1, 10**12),
     )
+    evals_per_epoch: float | None = field(
+        None,
+        OURS,
+        "with eval_strategy steps: evaluations an epoch, evenly spread over the run, instead of eval_steps (axolotl's)",
+        within=(0, 1e6),
+        above_low=True,
+    )
+    eval_max_batches: int | None = field(
+        None,
+        OURS,
+        "batches that a device evaluates at most; null: all of eval_samples",
+        within=(1, 10**12),
+        aka="max_validation_steps eval_iters",
+    )
     eval_batch: int = field(
         8,
         transformers("TrainingArguments.per_device_eval_batch_size"),
@@ -204,6 +237,13 @@ class Run(Section):
     )
     save_steps: int = field(
         500, transformers("TrainingArguments.save_steps"), "steps between two checkpoints", within=(1, 10**12)
+    )
+    saves_per_epoch: float | None = field(
+        None,
+        OURS,
+        "with save_strategy steps: checkpoints an epoch, evenly spread over the run, instead of save_steps (axolotl's)",
+        within=(0, 1e6),
+        above_low=True,
     )
     save_total_limit: int | None = field(
         None,

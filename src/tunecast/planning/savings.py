@@ -48,12 +48,12 @@ Way = tuple[str, dict[str, float]]
 
 
 def _shorter(phases: dict[str, float], biller: Biller, is_spot: bool) -> Iterator[Way]:
-    data, run = biller.job.data, biller.job.run
+    run = biller.job.run
     if phases.get("preparation"):
         yield "tokenise before you rent (data.prepared)", {**phases, "preparation": 0.0}
     if phases.get("checkpoints") and run.save_strategy != "no" and not is_spot:
         yield "save the model at the end alone (run.save_strategy: no)", {**phases, "checkpoints": 0.0}
-    if phases.get("evaluation") and data.eval_samples:
+    if phases.get("evaluation"):
         advice = "evaluate afterwards on a cheaper card (run.eval_strategy: no)"
         yield advice, {**phases, "evaluation": 0.0}
     if phases.get("download"):
@@ -67,7 +67,7 @@ def _other_settings(choice: Choice, phases: dict[str, float], is_spot: bool) -> 
         without = replace(job, run=replace(job.run, save_only_model=True))
         yield from _predict("save checkpoints without the optimizer (run.save_only_model)", without, choice)
     data = job.data
-    if data.lengths is not None and not (data.packing or data.max_tokens_per_batch or data.group_by_length):
+    if data.has_lengths and not (data.packing or data.max_tokens_per_batch or data.group_by_length):
         tokens = job.micro_batch * max(job.lengths or (job.seq_len,))
         filled = replace(job, data=replace(data, max_tokens_per_batch=tokens))
         advice = f"fill batches by tokens, which are other batches then (data.max_tokens_per_batch: {tokens})"

@@ -14,8 +14,9 @@ from tunecast.hardware.grids import FIELD as COUNTRY
 from tunecast.hardware.grids import grid
 from tunecast.hardware.spec import Gpu
 from tunecast.job.job import Job, all_knobs
-from tunecast.job.kernels import chosen_kernels
+from tunecast.job.kernels import LIGER_PARTS, chosen_kernels
 from tunecast.job.knob import shown
+from tunecast.job.lengths import lengths_source
 from tunecast.job.model import ModelConfig
 from tunecast.job.optimizers import optimizer_of
 from tunecast.job.releases import FIELDS
@@ -141,7 +142,10 @@ RULES: Mapping[str, Callable[[Job], str | None]] = {
 RECIPE_RULES: Mapping[str, Callable[[Job], str | None]] = {
     "hardware.gpus": _one_card,
     "matmul_dtype": _unless_traced("matmul_dtype", None),
-    "kernels": _only(chosen_kernels, (), ("liger",)),
+    "attention": _only(lambda job: job.attention, "sdpa", "eager", "flash_attention_2", "flash_attention_3"),
+    "kernels": _only(
+        lambda job: tuple(name for name in chosen_kernels(job) if name not in ("liger", *LIGER_PARTS)), ()
+    ),
     "loss": _unless_traced("loss", None, "full"),
     "optimizer_in_backward": _only(lambda job: job.optimizer_in_backward, False),
     "offload_activations": _only(lambda job: job.offload_activations, False),
@@ -162,10 +166,12 @@ def job_assumptions(job: Job, followed: Job, own: OwnRun | None = None) -> list[
     told = [f"peak over the first {max(6, len(job.lengths or ()))} optimizer steps, starting with an empty cache"]
     if own is not None:
         told = [own.told]
-    elif job.data.lengths is not None and job.lengths is None:
+    elif job.data.has_lengths and job.lengths is None:
         told.append(
             f"memory is not that of the job's own batches: every row is taken to be {job.seq_len:,} tokens long"
         )
+    if job.data.path is not None:
+        told.append(lengths_source(job.data))
     stack = stack_of(job)
     taken = meant_by(job.hardware.gpu).note(job.hardware.gpu)
     if taken is not None:
@@ -197,6 +203,7 @@ def job_assumptions(job: Job, followed: Job, own: OwnRun | None = None) -> list[
 
 
 _BY_FSDP = "parallel.data", lambda job: sharding_of(job).is_fsdp
+_BY_STEPS = "run.save_strategy", lambda job: job.run.save_strategy == "steps"
 BELONGS_TO: Mapping[str, tuple[str, Callable[[Job], bool]]] = {
     "parallel.fsdp_version": _BY_FSDP,
     "parallel.reshard_after_forward": _BY_FSDP,
@@ -205,8 +212,11 @@ BELONGS_TO: Mapping[str, tuple[str, Callable[[Job], bool]]] = {
     "parallel.sequence_parallel": ("parallel.tensor", lambda job: job.parallel.tensor > 1),
     "hardware.inter_node_gbps": ("hardware.nodes", lambda job: job.hardware.nodes > 1),
     "hardware.nvme_bytes_per_s": ("parallel.offload_device", lambda job: job.parallel.offload_device == "nvme"),
+    "data.tokenizer": ("data.path", lambda job: job.data.path is not None),
     "data.packing_strategy": ("data.packing", lambda job: job.data.packing),
-    "run.save_steps": ("run.save_strategy", lambda job: job.run.save_strategy == "steps"),
+    "run.save_steps": _BY_STEPS,
+    "run.saves_per_epoch": _BY_STEPS,
+    "run.eval_max_batches": ("run.eval_strategy", lambda job: job.run.eval_strategy != "no"),
 }
 """Fields that say how to do what another has to ask for, and whether it does. They are not refused: a plan chooses the
 cards and how the job is spread over them, and then some of them come to count."""
