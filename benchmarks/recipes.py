@@ -155,7 +155,7 @@ def share(part: int, whole: int) -> float | None:
 
 def reason(row: Row) -> str:
     """Its first line, without where in the file it is said, which differs from file to file."""
-    if row.get("field") == "model" or "not in the local cache" in row["reason"]:
+    if any(told in row["reason"] for told in ("not in the local cache", "allowed: a bundled name")):
         return f"the model is not known here: {row['model']}"[:160]
     return re.sub(r"^\S+?(:\d+ \S+)?: ", "", row["reason"].partition("\n")[0])[:160]
 

@@ -50,6 +50,7 @@ DEFAULTS: Mapping[str, tuple[object, str]] = {
     "run.max_steps": (None, "litgpt/args.py: TrainArgs.max_steps"),
     "run.save_steps": (1000, "litgpt/args.py: TrainArgs.save_interval"),
     "run.eval_steps": (600, "litgpt/args.py: EvalArgs.interval"),
+    "run.eval_max_batches": (100, "litgpt/args.py: EvalArgs.max_iters"),
     "data.workers": (4, "litgpt/data/alpaca.py: Alpaca.num_workers"),
 }
 
@@ -237,8 +238,10 @@ def take_run(draft: Draft, keys: Keys, kind: str) -> None:
     draft.take("run.eval_steps", keys, "eval.interval")
     draft.assume("run.eval_steps", {"lora": 100, "full": 600}.get(kind, 1000))
     draft.assume("run.eval_batch", draft.fields["micro_batch"])
-    if keys.document.get("eval.max_iters") is not None:
-        draft.not_modelled(keys, "eval.max_iters", "an evaluation ends after so many batches")
+    draft.take("run.eval_max_batches", keys, "eval.max_iters")
+    draft.assume("run.eval_max_batches", 100)
+    if kind == "lora":
+        draft.assume("run.save_only_model", True)
 
 
 def take_cards(draft: Draft, keys: Keys, kind: str) -> None:

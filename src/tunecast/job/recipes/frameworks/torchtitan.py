@@ -337,7 +337,8 @@ def take_run(draft: Draft, keys: Keys) -> None:
         draft.put("run.eval_strategy", "steps", keys, "validation.enable", "validation.enabled")
         draft.take("run.eval_steps", keys, "validation.freq")
         draft.take("run.eval_batch", keys, "validation.local_batch_size")
-        draft.not_modelled(keys, "validation.steps", "an evaluation ends after so many batches")
+        if whole(keys.get("validation.steps")) != -1:
+            draft.take("run.eval_max_batches", keys, "validation.steps")
     else:
         keys.ignore("validation")
         draft.assume("run.eval_strategy", "no")
