@@ -26,6 +26,7 @@ import sys
 import traceback
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from math import ceil, prod
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ from timing import write_result  # noqa: E402
 from tunecast.door.predict import predict  # noqa: E402
 from tunecast.errors import TunecastError  # noqa: E402
 from tunecast.job import recipes  # noqa: E402
+from tunecast.job.recipes.recipe import Recipe  # noqa: E402
 
 Row = dict[str, Any]
 CARD = "h100-sxm-80gb"
@@ -70,7 +72,7 @@ def asked(path: Path) -> Row:
     }
     if recipe.refused:
         return {"outcome": "other task", "reason": recipe.refused, **row}
-    return {**answer(path, recipe.job.get("hardware") or {}), **row}
+    return {**answer(path, recipe), **row}
 
 
 def keys_of(found: Iterable[Any]) -> list[str]:
@@ -78,7 +80,8 @@ def keys_of(found: Iterable[Any]) -> list[str]:
     return sorted({re.sub(r"\.\d+(?=\.|$)", "[]", getattr(each, "key", each)) for each in found})
 
 
-def answer(path: Path, hardware: dict[str, Any]) -> Row:
+def answer(path: Path, recipe: Recipe) -> Row:
+    hardware, parallel = (recipe.job.get(name) or {} for name in ("hardware", "parallel"))
     overrides: dict[str, object] = {} if hardware.get("gpu") else {"hardware.gpu": CARD}
     try:
         try:
@@ -86,7 +89,8 @@ def answer(path: Path, hardware: dict[str, Any]) -> Row:
         except TunecastError as error:
             if error.field != "hardware.gpus":
                 raise
-            overrides["hardware.gpus"] = CARDS
+            split = prod(parallel.get(name) or 1 for name in ("tensor", "pipeline", "context"))
+            overrides |= {"hardware.gpus": CARDS, "hardware.nodes": hardware.get("nodes") or ceil(split / CARDS)}
             found = predict(str(path), overrides, engine="analytic", once=True)
     except TunecastError as error:
         outcome = "other task" if error.field == "task" else "failed"
@@ -151,7 +155,7 @@ def share(part: int, whole: int) -> float | None:
 
 def reason(row: Row) -> str:
     """Its first line, without where in the file it is said, which differs from file to file."""
-    if row.get("field") == "model" or "not in the local cache" in row["reason"]:
+    if any(told in row["reason"] for told in ("not in the local cache", "allowed: a bundled name")):
         return f"the model is not known here: {row['model']}"[:160]
     return re.sub(r"^\S+?(:\d+ \S+)?: ", "", row["reason"].partition("\n")[0])[:160]
 

@@ -43,6 +43,8 @@ from tunecast.job.recipes.trainings import request_of, trainings_of
 
 FRAMEWORKS: tuple[str, ...] = (
     "torchtune",
+    "litgpt",
+    "torchtitan",
     "automodel",
     "axolotl",
     "llama_factory",
@@ -56,7 +58,7 @@ PARTS: tuple[str, ...] = (
 )
 """Files of parts/ that are recognised where they stand alone: a training without a model."""
 SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch")
-ENDINGS = (".yaml", ".yml", ".json", *SCRIPTS)
+ENDINGS = (".yaml", ".yml", ".json", ".toml", *SCRIPTS)
 
 
 def find_recipe(path: Path, values: Mapping[str, Any] | None = None) -> Recipe | None:

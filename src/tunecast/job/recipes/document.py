@@ -6,13 +6,14 @@ Tags, class paths, `_target_` and `_component_` stay text. A file may come from 
 from __future__ import annotations
 
 import json as standard_json
+import re
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from tunecast.errors import TunecastError, UsageError
 from tunecast.job.readers import json, yaml
-from tunecast.job.readers.bounds import MOST_FILE_BYTES, MOST_YAML_BYTES, bounded_text
+from tunecast.job.readers.bounds import MOST_FILE_BYTES, MOST_YAML_BYTES, bounded_text, check_shape
 from tunecast.records import dataclass, replace
 
 if TYPE_CHECKING:
@@ -105,9 +106,11 @@ def leaves(value: object, before: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def read_document(path: Path) -> Document:
-    """Of a YAML or JSON file. Raises a `TunecastError` where it is neither."""
+    """Of a YAML, TOML or JSON file. Raises a `TunecastError` where it is none."""
     if path.suffix.lower() in (".yaml", ".yml"):
         return yaml_document(bounded_text(path, MOST_YAML_BYTES), str(path))
+    if path.suffix.lower() == ".toml":
+        return toml_document(bounded_text(path, MOST_YAML_BYTES), str(path))
     return json_document(bounded_text(path, MOST_FILE_BYTES), str(path))
 
 
@@ -123,6 +126,36 @@ def json_document(text: str, file: str) -> Document:
     except TunecastError:
         lines = {}
     return Document(file, _mapping(value, file), lines, text)
+
+
+def toml_document(text: str, file: str) -> Document:
+    import tomllib  # hardly any file needs it
+
+    try:
+        tree = tomllib.loads(text)
+    except RecursionError:
+        raise UsageError(f"{file}: nested too deep") from None
+    except ValueError as error:
+        raise UsageError(f"{file}: not TOML: {error}") from None
+    check_shape(tree, file)
+    return Document(file, _mapping(tree, file), dict(_toml_lines(text)), text)
+
+
+_TOML_LINE = re.compile(r"\s*(?:\[\s*([\w.\s-]+?)\s*\]|([\w.-]+)\s*=)")
+
+
+def _toml_lines(text: str) -> Iterator[tuple[str, int]]:
+    """Where each `[section]` and `key =` stands; keys in quotes and inside of braces are told by what they stand in."""
+    section = ""
+    for number, line in enumerate(text.split("\n"), start=1):
+        found = _TOML_LINE.match(line)
+        if found is None:
+            continue
+        if found[1]:
+            section = "".join(found[1].split())
+            yield section, number
+        else:
+            yield f"{section}.{found[2]}" if section else found[2], number
 
 
 def scalar(text: str) -> Any:

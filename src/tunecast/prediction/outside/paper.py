@@ -18,7 +18,7 @@ from tunecast.tape.build.fill_in import fill_in
 from tunecast.tape.build.layer_rhythm import repeating
 from tunecast.tape.build.machine import Machine, Setup
 from tunecast.tape.build.modules import Buffer, Linear, Module
-from tunecast.tape.build.stacks import transformers
+from tunecast.tape.build.stacks import module_of, transformers
 from tunecast.tape.build.tensor import Tensor
 from tunecast.tape.card import Card
 from tunecast.tape.shorten import stand_in, with_layers
@@ -72,13 +72,24 @@ def tensors_on_paper(job: Job, config: Mapping[str, Any]) -> tuple[Parameter, ..
     skips = (lambda path: False) if packing is None else packing.skips
     linear = {id(m.weight) for m in model.modules() if isinstance(m, Linear) and m is not head and not skips(m.path)}
     if job.method != "full":
-        insert_adapters(plain, model)
+        insert_adapters(by_hub_names(plain, model), model)
     before, layers, after = _by_layer(model, partial(_as_trained, job, packing, linear))
     if rhythm is not None:
         paths = [layer.path for layer in model.layers()]
         likes = [(layer, stand_in(rhythm, layer)) for layer in range(rhythm.total)]
         layers = [_renamed(layers[like], paths[like], layer) for layer, like in likes]
     return (*before, *(each for layer in layers for each in layer), *after)
+
+
+def by_hub_names(job: Job, model: Any) -> Job:
+    """A stack that adapts kinds of layers (litgpt's `lora_query`) means those that this model has, by its names."""
+    kinds: Mapping[str, Collection[str]] | None = getattr(module_of(job.stack), "KINDS", None)
+    given = job.lora.targets
+    present = {name for module in model.modules() for name in module.children}
+    if kinds is None or not isinstance(given, tuple) or present >= set(given):
+        return job
+    meant = [name for names in kinds.values() if set(names) & set(given) for name in names if name in present]
+    return replace(job, lora=replace(job.lora, targets=tuple(dict.fromkeys(meant)))) if meant else job
 
 
 def _method(job: Job) -> str:

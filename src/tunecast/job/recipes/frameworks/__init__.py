@@ -7,6 +7,8 @@ llama_factory.py       LLaMA-Factory's YAML and JSON: `llamafactory-cli train x.
 ms_swift.py            ms-swift: `swift sft`, `swift pt` and `swift rlhf` with transformers' Trainer, `megatron sft`
                        with Megatron Core
 ms_swift_megatron.py   `megatron sft` of ms-swift: Megatron Core's arguments, some under names of its own
+litgpt.py              litgpt's YAML, of its config_hub or one's own
+torchtitan.py          torchtitan's TOML, as it had until February 2026
 torchtune.py           torchtune's YAML, of its recipes/configs or one's own
 training_arguments.py  Arguments of transformers' Trainer in a file
 """

@@ -35,7 +35,7 @@ ONE, SEVERAL, LORA_ONE = (
 )
 BUILDER = "torchtune/models/llama3_1/_model_builders.py: lora_llama3_1_8b"
 DEFAULTS: Mapping[str, tuple[object, str]] = {
-    "compile": (False, f'{ONE}: get("compile")'),
+    "compile": (False, f'{SEVERAL}: get("compile")'),
     "gradient_checkpointing": (False, f'{ONE}: get("enable_activation_checkpointing")'),
     "offload_activations": (False, f'{ONE}: get("enable_activation_offloading")'),
     "max_grad_norm": (None, f'{ONE}: get("clip_grad_norm")'),
@@ -81,6 +81,8 @@ MODELS: Mapping[str, str] = {
 }  # fmt: skip
 """Builders of torchtune/models/*/_model_builders.py by name, without `lora_`, `qlora_`, `_base` and `_instruct`."""
 
+NOT_WRITTEN_DOWN = ("gemma2_", "qwen3_")
+"""Builders of which the closed form has no modules."""
 ATTENTION = {"q_proj": "q_proj", "k_proj": "k_proj", "v_proj": "v_proj", "output_proj": "o_proj"}
 MLP = ("gate_proj", "up_proj", "down_proj")
 """torchtune's w1, w3 and w2."""
@@ -128,7 +130,7 @@ def components(document: Document) -> Iterator[str]:
 
 
 def invocation(words: Sequence[str]) -> Invocation | None:
-    """Of `tune run [--nproc_per_node N] RECIPE --config FILE [key=value] [~key]`; torchrun's flags are its launcher's."""
+    """Of `tune run [--nproc_per_node N] RECIPE --config FILE [key=value] [~key]`; torchrun's flags say the cards."""
     if list(words[:2]) != ["tune", "run"]:
         return None
     config, recipe, rest = None, None, list(words[2:])
@@ -195,6 +197,7 @@ def read(draft: Draft, request: Request) -> None:
     take_run(draft, keys)
     if is_distributed(recipe, keys, request):
         take_cards(draft, keys)
+    take_stand_in(draft, keys)
 
 
 def take_recipe(draft: Draft, keys: Keys, request: Request) -> str:
@@ -248,13 +251,17 @@ def last_name(component: object) -> str:
     return component.rpartition(".")[2] if isinstance(component, str) else ""
 
 
+def plain_builder(keys: Keys) -> tuple[str, str]:
+    """The method that a builder's name says, and the name without it."""
+    builder = last_name(keys.get("model._component_"))
+    for method in ("lora", "qlora"):
+        if builder.startswith(f"{method}_"):
+            return method, builder.removeprefix(f"{method}_")
+    return "full", builder
+
+
 def take_model(draft: Draft, keys: Keys) -> None:
-    component = keys.get("model._component_")
-    builder = last_name(component)
-    method, plain = "full", builder
-    for prefix in ("lora", "qlora"):
-        if builder.startswith(f"{prefix}_"):
-            method, plain = prefix, builder.removeprefix(f"{prefix}_")
+    method, plain = plain_builder(keys)
     name = MODELS.get(re.sub("_(base|instruct)$", "", plain))
     if name is not None:
         draft.put("model", name, keys, "model._component_")
@@ -390,12 +397,30 @@ def take_cards(draft: Draft, keys: Keys) -> None:
     take_units(draft, keys)
 
 
+def take_stand_in(draft: Draft, keys: Keys) -> None:
+    """What the closed form of torchtune does not have is taken as transformers does it, in torchtune's dtypes."""
+    fields = draft.fields
+    shared = "parallel.data" in fields and fields.get("hardware.gpus") != 1
+    missing = {
+        "model._component_": plain_builder(keys)[1].startswith(NOT_WRITTEN_DOWN),
+        "model.use_dora": fields.get("lora.dora") is True,
+        "model.quantize_base": shared and fields.get("method") == "qlora",
+    }
+    for name, is_missing in missing.items():
+        if is_missing:
+            fields["stack"] = "transformers"
+            draft.not_modelled(keys, name, "not written down for torchtune: an estimate of transformers' own code")
+    if fields["stack"] == "transformers":
+        fields.pop("loss", None)
+
+
 def take_units(draft: Draft, keys: Keys) -> None:
     """The closed form of full training has embedding and head as units of their own, that of adapters has not."""
     named = keys.get("custom_sharded_layers")
     apart = isinstance(named, list) and {"tok_embeddings"} <= {str(name) for name in named}
     if apart != (draft.fields.get("method") == "full"):
-        why = "embedding and head are gathered apart from the rest" if apart else (
-            "embedding and head are gathered with the rest and stay through the forward pass, not apart as is taken here"
-        )  # fmt: skip
-        draft.not_modelled(keys, "custom_sharded_layers", why)
+        why = "embedding and head are gathered apart from the rest"
+        if not apart:
+            why = "embedding and head are gathered with the rest, not apart as is taken here"
+        line = keys.document.line("custom_sharded_layers" if named is not None else "model._component_")
+        draft.note(Place(keys.document.file, line, "custom_sharded_layers"), why)
