@@ -32,7 +32,9 @@ def unsaid(job: Mapping[str, Any], global_batch: int | None = None) -> tuple[str
     return tuple(field for field, needed in asked.items() if needed and not hardware.get(field.partition(".")[2]))
 
 
-def on_its_cards(job: Mapping[str, Any], global_batch: int | None, accumulation_is_said: bool = False) -> dict[str, Any]:
+def on_its_cards(
+    job: Mapping[str, Any], global_batch: int | None, accumulation_is_said: bool = False
+) -> dict[str, Any]:
     """As it runs on the cards that are said by now. Where none are, as on the fewest that it is split over, so that a
     plan can take it; `unsaid` names them."""
     found = _with_fewest_cards(job) if "hardware.gpus" in unsaid(job) else _unless_alone(job)

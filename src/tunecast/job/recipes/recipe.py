@@ -67,4 +67,3 @@ class Recipe(Result):
     global_batch: int | None = None
     """Rows of one optimizer step on all cards, where the file says these: `grad_accum` follows from the cards."""
     schema: str = SCHEMA
-

@@ -228,12 +228,12 @@ def take_model(draft: Draft, keys: Keys) -> None:
         draft.take("model", keys, names[0], "model.config")
     else:
         draft.take("model", keys, *names, "model.config.name_or_path")
-    if "model" not in draft.fields and keys.has("model"):
-        draft.refuse("a model of its own", "its shape stands in the file: write it into a config.json, and name that")
     for name in config if isinstance(config, Mapping) else ():
         moved = name not in SHAPE_UNCHANGED and not keys._moves_nothing(f"model.config.{name}")
         if moved and not isinstance(config[name], (bool, type(None))):
-            draft.not_modelled(keys, f"model.config.{name}", "the model is made with another shape than its config.json")
+            draft.not_modelled(
+                keys, f"model.config.{name}", "the model is made with another shape than its config.json"
+            )
         else:
             keys.ignore(f"model.config.{name}")
     take_weights_dtype(draft, keys)
@@ -335,7 +335,9 @@ def take_rows(draft: Draft, keys: Keys) -> None:
     else:
         keys.ignore("packed_sequence")
     if "seq_len" not in draft.fields:
-        draft.take("seq_len", keys, "dataset.seq_len", "dataset.seq_length", "dataset.max_length", "dataset.max_seq_length")
+        draft.take(
+            "seq_len", keys, "dataset.seq_len", "dataset.seq_length", "dataset.max_length", "dataset.max_seq_length"
+        )
     draft.assume("seq_len", 1024, "tunecast: nothing is cut, so that rows are as long as the data's")
     draft.assume("data.packing", False)
     limit = ("dataset.limit_dataset_samples", "dataset.num_samples_limit", "dataset.num_samples")
@@ -488,7 +490,9 @@ def take_sharding(draft: Draft, keys: Keys) -> None:
         draft.put("parallel.offload", "parameters", keys, "distributed.offload_policy")
     draft.take("parallel.reshard_after_forward", keys, "distributed.reshard_after_forward")
     if keys.get("distributed.defer_fsdp_grad_sync") is False:
-        draft.not_modelled(keys, "distributed.defer_fsdp_grad_sync", "gradients are told to wait for the last micro-batch")
+        draft.not_modelled(
+            keys, "distributed.defer_fsdp_grad_sync", "gradients are told to wait for the last micro-batch"
+        )
     take_policy(draft, keys)
 
 
@@ -555,6 +559,7 @@ def take_another_stack(draft: Draft, keys: Keys) -> None:
         draft.assume("weights_dtype", "bfloat16")
     if draft.fields["gradient_checkpointing"] is True and "recompute" not in draft.fields:
         draft.assume("recompute", "all")
+
 
 # ---------------------------------------------------------------------------------------------------------- kernels
 
