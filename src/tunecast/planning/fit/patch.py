@@ -18,7 +18,7 @@ from typing import Any
 
 from tunecast.errors import NotResolved, TunecastError
 from tunecast.job.job import Job
-from tunecast.job.readers import read_jobs
+from tunecast.job.readers import DATA_FILES, read_jobs
 from tunecast.job.readers.bounds import MOST_FILE_BYTES, bounded_bytes
 from tunecast.job.writer import write_file
 from tunecast.records import NamedTuple
@@ -77,9 +77,9 @@ def _moved(job: Job, here: str, there: str) -> Job:
     def named(text: str) -> str:
         return str(Path(there) / Path(text).relative_to(here)) if text.startswith(here) else text
 
-    lengths = job.data.lengths
-    data = replace(job.data, lengths=named(lengths)) if isinstance(lengths, str) else job.data
-    return replace(job, model=named(job.model), data=data)
+    files = {name: getattr(job.data, name) for name in DATA_FILES}
+    moved: dict[str, Any] = {name: named(file) for name, file in files.items() if isinstance(file, str)}
+    return replace(job, model=named(job.model), data=replace(job.data, **moved))
 
 
 def edited(text: str, overrides: Overrides, *, is_json: bool = False) -> str:
