@@ -1,7 +1,7 @@
 """NVIDIA's Megatron Bridge: YAML that overrides what a recipe's Python function has set, and names no model by itself.
 
-The function is named on the command line (`run_recipe.py --recipe llama3_8b_sft_config`), here by `recipe=NAME`. Of those
-of its release the model is known; what the YAML leaves to the function is assumed, and says so.
+The function is named on the command line (`run_recipe.py --recipe llama3_8b_sft_config`), here by `recipe=NAME`. Of
+those of its release the model is known; what the YAML leaves to the function is assumed, and says so.
 
 Defaults  megatron/bridge 0.3.1: training/config.py, `TrainingConfig`, `CheckpointConfig`; peft/lora.py, `LoRA`;
           recipes/common.py, `_sft_common`, `_peft_common`; training/mixed_precision.py, `bf16_mixed`.
@@ -115,6 +115,7 @@ MESH: Mapping[str, str] = {
     "expert": "expert_model_parallel_size",
     "virtual_stages": "virtual_pipeline_model_parallel_size",
 }
+CONFIG_FILE = "config_file"
 SHORT: Mapping[str, str] = {
     "max_steps": "train.train_iters",
     "ms": "train.train_iters",
@@ -129,7 +130,7 @@ SHORT: Mapping[str, str] = {
     **{"cp": "model.context_parallel_size", "ep": "model.expert_model_parallel_size"},
     "vp": "model.virtual_pipeline_model_parallel_size",
     "save_interval": "checkpoint.save_interval",
-    **{"recipe": "recipe", "model": "recipe", "mode": "mode"},
+    **{"recipe": "recipe", "model": "recipe", "mode": "mode", "config_file": CONFIG_FILE},
 }
 """scripts/training/run_recipe.py, `COMMON_OVERRIDE_FIELDS`."""
 WITHOUT_EFFECT = (
@@ -171,20 +172,20 @@ def invocation(words: Sequence[str]) -> Invocation | None:
     """`run_recipe.py --recipe NAME [--config-file x.yaml] [-tp 2] [train.train_iters=10]`."""
     if not words or words[0].rpartition("/")[2] not in ("run_recipe.py", "pretrain.py", "finetune.py"):
         return None
-    config, values, place = None, dict[str, Any](), 1
-    while place < len(words):
-        word = words[place]
-        place += 1
-        name, equals, value = word.lstrip("-").partition("=")
-        if word.startswith("-") and not equals and place < len(words):
-            value, place = words[place], place + 1
-        if name.replace("-", "_") in ("config_file", "config"):
+    config, values, lines, rest = None, dict[str, Any](), dict[str, int](), list(words[1:])
+    while rest:
+        word = rest.pop(0)
+        line = getattr(word, "line", 0)
+        name, equals, value = word.lstrip("-+~").partition("=")
+        is_flag = word.startswith("-")
+        if is_flag and not equals and rest:
+            value = rest.pop(0)
+        name = SHORT.get(name.replace("-", "_"), "") if is_flag else name if equals else ""
+        if name == CONFIG_FILE:
             config = value
-        elif name.replace("-", "_") in SHORT and word.startswith("-"):
-            values[SHORT[name.replace("-", "_")]] = scalar(value)
-        elif equals and not word.startswith("-"):
-            values[name.lstrip("+~")] = scalar(value)
-    return Invocation(config, values) if config or "recipe" in values else None
+        elif name:
+            values[name], lines[name] = scalar(value), line
+    return Invocation(config, values, lines) if config or "recipe" in values else None
 
 
 def read(draft: Draft, request: Request) -> None:
