@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from tunecast.job.recipes.cards import is_count
-from tunecast.job.recipes.document import Document
+from tunecast.job.recipes.document import Document, leaves
 from tunecast.job.recipes.draft import Draft, Keys
 from tunecast.job.recipes.references import resolved
 from tunecast.job.recipes.request import Invocation, Request
@@ -229,7 +229,7 @@ def take_model(draft: Draft, keys: Keys) -> None:
     for name in ("model.num_nextn_predict_layers", "model.config.num_nextn_predict_layers"):
         if is_count(keys.get(name)):
             draft.not_modelled(keys, name, "layers that predict further tokens are left out")
-    if any(value is True for value in (keys.get("freeze_config") or {}).values()):
+    if any(value is True for _, value in leaves(keys.get("freeze_config"))):
         draft.not_modelled(keys, "freeze_config", "all parts are taken to be trained")
 
 
