@@ -16,7 +16,8 @@ from fuzz.workers import Door, Part, run, the_input
 
 SEED = 7
 INPUTS = {
-    "fields": 2000, "trainers' keys": 1000, "trainers' files": 300, "job files": 200, "config.json": 1000, "lengths": 300, "OOM logs": 150, "calibrations": 300,
+    "fields": 2000, "trainers' keys": 1000, "trainers' files": 300,
+    "job files": 200, "config.json": 1000, "lengths": 300, "OOM logs": 150, "calibrations": 300,
     "price lists": 150, "command lines": 25, "environment": 25, "servers": 10, "predictions": 10,
     "config.json, predicted": 10, "plans and other searches": 0,
 }  # fmt: skip
