@@ -11,11 +11,13 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from fuzz.doors import DOORS
 from fuzz.outcomes import BROKEN, ENDED, HANG, INTERNAL, MEMORY, RAW, TRACEBACK, Input, Said
+from fuzz.recipes import readers_without_a_file
 from fuzz.workers import Door, Part, run, the_input
 
 SEED = 7
 INPUTS = {
-    "fields": 2000, "job files": 200, "config.json": 1000, "lengths": 300, "OOM logs": 150, "calibrations": 300,
+    "fields": 2000, "trainers' keys": 1000, "trainers' files": 300,
+    "job files": 200, "config.json": 1000, "lengths": 300, "OOM logs": 150, "calibrations": 300,
     "price lists": 150, "command lines": 25, "environment": 25, "servers": 10, "predictions": 10,
     "config.json, predicted": 10, "plans and other searches": 0,
 }  # fmt: skip
@@ -38,6 +40,10 @@ def test_an_input_is_made_of_its_door_number_and_seed_alone(name: str) -> None:
     again = [the_input(DOORS[name], number, 1).shown for number in reversed(range(80))]
     assert first == again[::-1], "nothing of one input is left in the next"
     assert first != [the_input(DOORS[name], number, 2).shown for number in range(80)]
+
+
+def test_every_reader_of_trainers_files_is_reached() -> None:
+    assert list(readers_without_a_file()) == []
 
 
 # what it would find

@@ -12,7 +12,7 @@ import tunecast.prediction.engines
 import tunecast.prediction.time.timing
 import tunecast.tape.build  # noqa: F401
 
-from . import commands, readings
+from . import commands, readings, recipes
 from .workers import Door
 
 SEARCH_CPU_S = 30
@@ -21,7 +21,9 @@ SEARCH_CPU_S = 30
 DOORS = {
     door.name: door
     for door in (
-        Door("fields", 0.43, 4000, readings.field_input),
+        Door("fields", 0.23, 4000, readings.field_input),
+        Door("trainers' keys", 0.14, 2000, recipes.key_input),
+        Door("trainers' files", 0.06, 500, recipes.file_input),
         Door("job files", 0.14, 1000, readings.text_input),
         Door("config.json", 0.19344, 2000, readings.config_input),
         Door("lengths", 0.05, 1000, readings.length_input),

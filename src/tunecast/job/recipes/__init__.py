@@ -46,6 +46,7 @@ FRAMEWORKS: tuple[str, ...] = (
     "litgpt",
     "torchtitan",
     "automodel",
+    "megatron_bridge",
     "axolotl",
     "llama_factory",
     "ms_swift",
@@ -55,6 +56,7 @@ FRAMEWORKS: tuple[str, ...] = (
 PARTS: tuple[str, ...] = (
     "accelerate",
     "deepspeed",
+    "peft",
 )
 """Files of parts/ that are recognised where they stand alone: a training without a model."""
 SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch")

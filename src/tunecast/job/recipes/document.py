@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from tunecast.errors import TunecastError, UsageError
+from tunecast.job.knob import shown
 from tunecast.job.readers import json, yaml
 from tunecast.job.readers.bounds import MOST_FILE_BYTES, MOST_YAML_BYTES, bounded_text, check_shape
 from tunecast.records import dataclass, replace
@@ -19,6 +20,8 @@ from tunecast.records import dataclass, replace
 if TYPE_CHECKING:
     from pathlib import Path
 
+MOST_BITS = 4096
+"""Of a number."""
 COMMAND_LINE = "command line"
 """Where a value comes from that no file holds."""
 
@@ -116,7 +119,7 @@ def read_document(path: Path) -> Document:
 
 def yaml_document(text: str, file: str) -> Document:
     value, lines = yaml.with_lines(text, file)
-    return Document(file, _mapping(value, file), lines, text)
+    return Document(file, mapping_of(value, file), lines, text)
 
 
 def json_document(text: str, file: str) -> Document:
@@ -125,7 +128,7 @@ def json_document(text: str, file: str) -> Document:
         lines = yaml.with_lines(text.replace("\t", "  "), file)[1] if len(text) <= MOST_YAML_BYTES else {}
     except TunecastError:
         lines = {}
-    return Document(file, _mapping(value, file), lines, text)
+    return Document(file, mapping_of(value, file), lines, text)
 
 
 def toml_document(text: str, file: str) -> Document:
@@ -167,20 +170,29 @@ def scalar(text: str) -> Any:
     except (ValueError, RecursionError):
         pass
     try:
-        return yaml.parsed(text, "value")
+        value = yaml.parsed(text, "value")
     except TunecastError:
         return text
+    return text if any(_is_endless(each) for _, each in leaves(value)) else value
 
 
-def _mapping(value: object, file: str) -> Mapping[str, Any]:
+def mapping_of(value: object, file: str) -> Mapping[str, Any]:
+    """With keys that are text, as a command line names them, and no number that could not be printed."""
     if not isinstance(value, Mapping):
         raise UsageError(f"{file}: holds no mapping of keys")
     plain: Mapping[str, Any] = _copied(value)
+    for name, each in leaves(plain):
+        if _is_endless(each):
+            raise UsageError(f"{file}: {shown(name)}: a number of more than {MOST_BITS} bits, the most that is read")
     return plain
 
 
+def _is_endless(value: object) -> bool:
+    """Python refuses to print integers of more than 4300 digits, which YAML can hold in hexadecimals."""
+    return isinstance(value, int) and value.bit_length() > MOST_BITS
+
+
 def _copied(value: Any) -> Any:
-    """With keys that are text, as a command line names them."""
     if isinstance(value, Mapping):
         return {str(key): _copied(each) for key, each in value.items()}
     return [_copied(each) for each in value] if isinstance(value, (list, tuple)) else value

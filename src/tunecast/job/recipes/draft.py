@@ -10,8 +10,9 @@ draft.refuse("dpo", "preference tuning")
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator
-from fnmatch import fnmatchcase
+from fnmatch import translate
 from functools import cache
 from typing import Any
 
@@ -66,7 +67,7 @@ class Keys:
         for name, value in leaves(self.document.tree):
             if not name or self._is_read(name):
                 continue
-            if value is None or value is False or value in ("", [], {}) or self._moves_nothing(name):
+            if value is None or value is False or value in ("", [], {}) or self.moves_nothing(name):
                 self.ignored.add(name)
             else:
                 yield name, value
@@ -85,18 +86,17 @@ class Keys:
         parts = name.split(".")
         return any(".".join(parts[:count]) in names for count in range(1, len(parts) + 1))
 
-    def _moves_nothing(self, name: str) -> bool:
+    def moves_nothing(self, name: str) -> bool:
         """It, or what it stands in: of `report_to` each item too."""
         parts = name.split(".")
-        outer = {".".join(parts[:count]): parts[count - 1] for count in range(1, len(parts) + 1)}
-        return any(
-            _matches(each, pattern) or leaf == pattern for each, leaf in outer.items() for pattern in self._patterns
-        )
+        matches = _matcher(self._patterns)
+        return any(part in self._patterns or matches(".".join(parts[:count])) for count, part in enumerate(parts, 1))
 
 
 @cache
-def _matches(name: str, pattern: str) -> bool:
-    return fnmatchcase(name, pattern)
+def _matcher(patterns: tuple[str, ...]) -> Callable[[str], object]:
+    """Whether a name is like one of these, as `fnmatch` has it."""
+    return re.compile("|".join(map(translate, patterns))).match
 
 
 class Draft:

@@ -9,6 +9,8 @@ ms_swift.py            ms-swift: `swift sft`, `swift pt` and `swift rlhf` with t
 ms_swift_megatron.py   `megatron sft` of ms-swift: Megatron Core's arguments, some under names of its own
 litgpt.py              litgpt's YAML, of its config_hub or one's own
 torchtitan.py          torchtitan's TOML, as it had until February 2026
+megatron_bridge.py     NVIDIA's Megatron Bridge: YAML that overrides what a recipe's Python function has set, and
+                       names no model by itself
 torchtune.py           torchtune's YAML, of its recipes/configs or one's own
 training_arguments.py  Arguments of transformers' Trainer in a file
 """

@@ -1,10 +1,10 @@
 """NVIDIA's NeMo Automodel: one YAML a training, whose `recipe` and `_target_` are names of classes, read as text.
 
-Defaults  nemo_automodel 0.7.0: components/training/step_scheduler.py, `StepSchedulerConfig`; components/distributed/config.py,
-          `FSDP2Config`; components/_peft/lora.py, `PeftConfig`; components/quantization/qlora.py, `create_bnb_config`;
-          components/checkpoint/config.py, `CheckpointingConfig`; recipes/_typed_config.py, `RecipeConfig`;
-          recipes/_dist_utils.py, `parse_distributed_section`; recipes/llm/train_ft.py,
-          `TrainFinetuneRecipeForNextTokenPrediction`.
+Defaults  nemo_automodel 0.7.0: components/training/step_scheduler.py, `StepSchedulerConfig`;
+          components/distributed/config.py, `FSDP2Config`; components/_peft/lora.py, `PeftConfig`;
+          components/quantization/qlora.py, `create_bnb_config`; components/checkpoint/config.py,
+          `CheckpointingConfig`; recipes/_typed_config.py, `RecipeConfig`; recipes/_dist_utils.py,
+          `parse_distributed_section`; recipes/llm/train_ft.py, `TrainFinetuneRecipeForNextTokenPrediction`.
 Command   components/config/_arg_parser.py, `parse_cli_argv`: `automodel x.yaml --a.b v`, and before 0.4
           `automodel finetune llm -c x.yaml`; or torchrun with a recipe's script and `--config x.yaml`.
 """
@@ -12,15 +12,17 @@ Command   components/config/_arg_parser.py, `parse_cli_argv`: `automodel x.yaml 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from tunecast.job.recipes.cards import is_count
-from tunecast.job.recipes.document import Document, scalar
+from tunecast.job.recipes.document import Document, leaves
 from tunecast.job.recipes.draft import Draft, Keys
+from tunecast.job.recipes.references import resolved
 from tunecast.job.recipes.request import Invocation, Request
+from tunecast.job.recipes.words import Word, flags_of
 
 NAME = "automodel"
 RELEASE = "0.7.0"
+ENDINGS = (".yaml", ".yml")
 
 _STEPS = "nemo_automodel/components/training/step_scheduler.py: StepSchedulerConfig"
 _FSDP = "nemo_automodel/components/distributed/config.py: FSDP2Config"
@@ -61,7 +63,8 @@ OTHER_RECIPES: Mapping[str, tuple[str, str]] = {
     "DiffusionGemmaSFTRecipe": _DIFFUSION_TEXT,
     **dict.fromkeys(
         ("TrainEagle1Recipe", "TrainEagle2Recipe", "TrainEagle3Recipe", "TrainDFlashRecipe", "TrainDFlash2Recipe",
-         "TrainDSparkRecipe", "TrainDominoRecipe", "TrainJetSpecRecipe", "TrainVispecRecipe", "TrainVispecStage1Recipe"),
+         "TrainDSparkRecipe", "TrainDominoRecipe", "TrainJetSpecRecipe", "TrainVispecRecipe",
+         "TrainVispecStage1Recipe"),
         _SPECULATIVE,
     ),
 }  # fmt: skip
@@ -142,30 +145,18 @@ def recognises(document: Document) -> bool:
 def invocation(words: Sequence[str]) -> Invocation | None:
     if not words or not calls_automodel(words[0]):
         return None
-    config, values, place = None, dict[str, Any](), 1
-    while place < len(words):
-        word = words[place]
-        place += 1
-        name, equals, value = word.lstrip("-").partition("=")
-        if word.startswith("-") and not equals:
-            has_value = place < len(words) and not words[place].startswith("--")
-            value = words[place] if has_value else "true"
-            place += has_value
-        if word in ("-c", "--config"):
-            config = value
-        elif word.startswith("--") and name.replace("-", "_") != "nproc_per_node":
-            values[name] = scalar(value)
-        elif not word.startswith("-") and word.endswith((".yaml", ".yml")):
-            config = config or word
-    return Invocation(config, values)
+    flags = flags_of(Word(word, getattr(word, "line", 0)) for word in words[1:])
+    named = flags.values.pop("config", None) or next((word for word in flags.rest if word.endswith(ENDINGS)), None)
+    return Invocation(named if isinstance(named, str) else None, flags.values, flags.lines)
 
 
 def calls_automodel(program: str) -> bool:
-    return program.rpartition("/")[2] == "automodel" or "nemo_automodel" in program
+    """The command, its module, or a script of its examples: examples/llm_finetune/finetune.py."""
+    return program.rpartition("/")[2] == "automodel" or any(part in program for part in ("nemo_automodel", "/llm_"))
 
 
 def read(draft: Draft, request: Request) -> None:
-    keys = draft.keys(request.document, WITHOUT_EFFECT)
+    keys = draft.keys(resolved(request.document), WITHOUT_EFFECT)
     draft.put("stack", "automodel", keys, "recipe", "model._target_")
     take_task(draft, keys)
     take_model(draft, keys)
@@ -228,21 +219,17 @@ def take_model(draft: Draft, keys: Keys) -> None:
         draft.take("model", keys, names[0], "model.config")
     else:
         draft.take("model", keys, *names, "model.config.name_or_path")
-    if "model" not in draft.fields and keys.has("model"):
-        draft.refuse("a model of its own", "its shape stands in the file: write it into a config.json, and name that")
     for name in config if isinstance(config, Mapping) else ():
-        moved = name not in SHAPE_UNCHANGED and not keys._moves_nothing(f"model.config.{name}")
+        moved = name not in SHAPE_UNCHANGED and not keys.moves_nothing(f"model.config.{name}")
         if moved and not isinstance(config[name], (bool, type(None))):
-            draft.not_modelled(
-                keys, f"model.config.{name}", "the model is made with another shape than its config.json"
-            )
+            draft.not_modelled(keys, f"model.config.{name}", "the model has another shape than its config.json")
         else:
             keys.ignore(f"model.config.{name}")
     take_weights_dtype(draft, keys)
     for name in ("model.num_nextn_predict_layers", "model.config.num_nextn_predict_layers"):
         if is_count(keys.get(name)):
             draft.not_modelled(keys, name, "layers that predict further tokens are left out")
-    if any(value is True for value in (keys.get("freeze_config") or {}).values()):
+    if any(value is True for _, value in leaves(keys.get("freeze_config"))):
         draft.not_modelled(keys, "freeze_config", "all parts are taken to be trained")
 
 
@@ -525,7 +512,7 @@ def take_cards(draft: Draft, keys: Keys) -> None:
         if not colon or gpus.isdecimal():
             draft.put("hardware.gpus", int(gpus[:9]) if colon else 1, keys, "skypilot.accelerators")
     draft.take("hardware.nodes", keys, "skypilot.num_nodes", "slurm.nodes", "benchmark.num_nodes")
-    draft.take("hardware.gpus", keys, "slurm.ntasks_per_node")
+    draft.take("hardware.gpus", keys, "nproc_per_node", "slurm.ntasks_per_node")
     dp_size, nodes = keys.get("distributed.dp_size"), draft.fields.get("hardware.nodes", 1)
     if not is_count(dp_size):
         return  # null, "none": what the cards leave

@@ -1,0 +1,300 @@
+"""NeMo Automodel's YAML."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tunecast.errors import TunecastError
+from tunecast.job.readers import read_job
+from tunecast.job.recipes import Recipe, find_recipe
+from tunecast.job.recipes.frameworks import automodel
+
+FULL = """\
+recipe: TrainFinetuneRecipeForNextTokenPrediction
+step_scheduler:
+  global_batch_size: 64
+  local_batch_size: 4
+  num_epochs: 2
+  ckpt_every_steps: 50
+  val_every_steps: 25
+model:
+  _target_: nemo_automodel.NeMoAutoModelForCausalLM.from_pretrained
+  pretrained_model_name_or_path: meta-llama/Llama-3.2-1B
+  torch_dtype: torch.bfloat16
+distributed:
+  strategy: fsdp2
+  activation_checkpointing: true
+loss_fn:
+  _target_: nemo_automodel.components.loss.masked_ce.MaskedCrossEntropy
+dataset:
+  _target_: nemo_automodel.components.datasets.llm.squad.make_squad_dataset
+  seq_length: 2048
+  split: train[:1000]
+validation_dataset:
+  num_samples_limit: 64
+optimizer:
+  _target_: torch.optim.AdamW
+  lr: 1e-5
+ci:
+  recipe_owner: somebody
+"""
+
+
+def recipe(folder: Path, text: str = FULL, values: dict[str, Any] | None = None) -> Recipe:
+    path = folder / "train.yaml"
+    path.write_text(text)
+    found = find_recipe(path, values)
+    assert found is not None
+    return found
+
+
+def unread(found: Recipe) -> set[str]:
+    return {each.key for each in found.not_understood}
+
+
+def test_a_plain_fine_tune_is_read_without_a_remark(tmp_path: Path) -> None:
+    found = recipe(tmp_path)
+    assert (found.framework, found.refused, unread(found)) == ("automodel", None, set())
+    job = found.job
+    assert (job["model"], job["stack"], job["task"], job["method"]) == (
+        "meta-llama/Llama-3.2-1B",
+        "automodel",
+        "sft",
+        "full",
+    )
+    assert (job["seq_len"], job["micro_batch"], job["weights_dtype"]) == (2048, 4, "bfloat16")
+    assert job["gradient_checkpointing"] is True
+    assert job["parallel"]["data"] == "fsdp"
+    assert (job["data"]["samples"], job["data"]["eval_samples"], job["data"]["epochs"]) == (1000, 64, 2)
+    assert (job["run"]["save_steps"], job["run"]["eval_steps"], job["run"]["eval_batch"]) == (50, 25, 4)
+    assert found.places["micro_batch"].line == 4
+    assert "ci.recipe_owner" in found.ignored
+
+
+def test_defaults_are_those_of_the_release(tmp_path: Path) -> None:
+    found = recipe(tmp_path, "recipe: TrainFinetuneRecipeForNextTokenPrediction\nmodel: {config: gpt2}\npeft: {}\n")
+    assumed = {name: each.value for name, each in found.assumed.items()}
+    assert assumed["data.epochs"] == 10
+    assert assumed["grad_accum"] == 32
+    assert (assumed["lora.dropout"], assumed["max_grad_norm"], assumed["autocast"]) == (0.0, 1.0, None)
+    assert assumed["parallel.data"] == "fsdp"
+    assert found.assumed["lora.rank"] == (8, "automodel 0.7.0")
+
+
+class TestCards:
+    """Which the file leaves to its launcher."""
+
+    def test_the_global_batch_is_shared_among_them(self, tmp_path: Path) -> None:
+        recipe(tmp_path)
+        path = str(tmp_path / "train.yaml")
+        job = read_job(path, {"hardware.gpu": "h100-sxm-80gb", "hardware.gpus": 8})
+        assert (job.grad_accum, job.unsaid) == (2, ())
+        assert read_job(path, {"hardware.gpus": 8, "hardware.nodes": 2}).grad_accum == 1
+        assert read_job(path, {"hardware.gpus": 8, "grad_accum": 5}).grad_accum == 5
+        assert read_job(path, {"hardware.gpus": 4, "micro_batch": 2}).grad_accum == 8
+
+    def test_they_are_asked_for(self, tmp_path: Path) -> None:
+        recipe(tmp_path)
+        assert read_job(str(tmp_path / "train.yaml")).unsaid == ("hardware.gpu", "hardware.gpus")
+
+    def test_alone_on_one_nothing_is_sharded(self, tmp_path: Path) -> None:
+        recipe(tmp_path)
+        job = read_job(str(tmp_path / "train.yaml"), {"hardware.gpu": "h100-sxm-80gb", "hardware.gpus": 1})
+        assert (job.parallel.data, job.grad_accum) == ("ddp", 16)
+
+    def test_a_data_parallel_size_says_how_many(self, tmp_path: Path) -> None:
+        sizes = "  dp_size: 2\n  tp_size: 2\n"
+        found = recipe(tmp_path, FULL.replace("  strategy: fsdp2\n", f"  strategy: fsdp2\n{sizes}"))
+        assert found.job["hardware"] == {"gpus": 4}
+
+    def test_skypilot_says_which(self, tmp_path: Path) -> None:
+        found = recipe(tmp_path, f"{FULL}skypilot:\n  accelerators: H100:8\n  num_nodes: 2\n")
+        assert found.job["hardware"] == {"gpu": "H100", "gpus": 8, "nodes": 2}
+
+    def test_replicas_are_hsdp(self, tmp_path: Path) -> None:
+        found = recipe(tmp_path, values={"distributed.dp_replicate_size": 2})
+        assert found.job["parallel"]["data"] == "hsdp"
+
+
+class TestAdapters:
+    @pytest.mark.parametrize(
+        ("targets", "expected", "remarks"),
+        [
+            ("'*_proj'", "all-linear", set()),
+            ("['*.q_proj', '*v_proj', k_proj]", ["q_proj", "v_proj", "k_proj"], set()),
+            ("['*']", "all-linear", {"peft.target_modules"}),
+            ("['*.layers.0.*']", "all-linear", {"peft.target_modules"}),
+            ("['a-b']", "all-linear", {"peft.target_modules"}),
+        ],
+    )
+    def test_patterns(self, tmp_path: Path, targets: str, expected: object, remarks: set[str]) -> None:
+        found = recipe(tmp_path, f"{FULL}peft:\n  dim: 16\n  alpha: 8\n  target_modules: {targets}\n")
+        assert (found.job["method"], found.job["lora"]["rank"]) == ("lora", 16)
+        assert (found.job["lora"]["targets"], unread(found)) == (expected, remarks)
+
+    def test_four_bits(self, tmp_path: Path) -> None:
+        found = recipe(
+            tmp_path, f"{FULL}peft: {{dim: 8, target_modules: '*_proj'}}\nquantization: {{load_in_4bit: true}}\n"
+        )
+        assert found.job["method"] == "qlora"
+        assert found.job["quantization"] == {"format": "nf4", "prepare_kbit": False, "double_quant": True}
+
+
+class TestRows:
+    def test_packed(self, tmp_path: Path) -> None:
+        found = recipe(tmp_path, values={"packed_sequence.packed_sequence_size": 4096})
+        assert (found.job["seq_len"], found.job["data"]["packing"]) == (4096, True)
+
+    def test_zero_is_not_packed(self, tmp_path: Path) -> None:
+        found = recipe(tmp_path, values={"packed_sequence.packed_sequence_size": 0})
+        assert (found.job["seq_len"], found.job["data"]["packing"]) == (2048, False)
+
+    def test_mock_data_are_pretraining(self, tmp_path: Path) -> None:
+        mock = "nemo_automodel.components.datasets.llm.mock_iterable_dataset.MockIterableDataset"
+        found = recipe(tmp_path, values={"dataset._target_": mock, "recipe": automodel.BENCHMARK})
+        assert (found.job["task"], found.refused) == ("pretrain", None)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "field", "expected"),
+    [
+        ("optimizer._target_", "torch.optim.Adam", "optimizer", "adamw_torch"),
+        ("optimizer.fused", True, "optimizer", "adamw_torch_fused"),
+        ("optimizer._target_", "bitsandbytes.optim.PagedAdamW8bit", "optimizer", "paged_adamw_8bit"),
+        ("clip_grad_norm.max_norm", 0.5, "max_grad_norm", 0.5),
+        ("model.attn_implementation", "flash_attention_2", "attention", "flash_attention_2"),
+        ("distributed.activation_checkpointing", "selective", "recompute", "selective"),
+        ("seed", 7, "data.seed", 7),
+        ("checkpoint.enabled", False, "run.save_strategy", "no"),
+        ("step_scheduler.ckpt_every_steps", None, "run.save_strategy", "epoch"),
+        ("distributed.offload_policy", {"pin_memory": True}, "parallel.offload", "parameters"),
+        ("distributed.mp_policy.reduce_dtype", "bfloat16", "parallel.reduce_dtype", "bfloat16"),
+        ("dataloader.num_workers", 3, "data.workers", 3),
+        ("model.pretrained_model_name_or_path", "${base}", "model", "${base}"),
+    ],
+)
+def test_keys(tmp_path: Path, key: str, value: object, field: str, expected: object) -> None:
+    found = recipe(tmp_path, values={key: value})
+    section, _, leaf = field.rpartition(".")
+    assert (found.job[section] if section else found.job)[leaf] == expected
+    assert unread(found) == set()
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "told"),
+    [
+        ("optimizer._target_", "transformer_engine.pytorch.optimizers.fused_adam.FusedAdam", "optimizer._target_"),
+        ("model.backend.linear", "te", "model.backend.linear"),
+        ("compile.enabled", True, "compile.enabled"),
+        ("fp8.enabled", True, "fp8.enabled"),
+        ("distributed.strategy", "megatron_fsdp", "distributed.strategy"),
+        ("loss_fn.fp32_upcast", False, "loss_fn.fp32_upcast"),
+        ("model.num_nextn_predict_layers", 1, "model.num_nextn_predict_layers"),
+        ("freeze_config.freeze_embeddings", True, "freeze_config"),
+        ("surprise", 1, "surprise"),
+    ],
+)
+def test_what_is_not_modelled_is_named(tmp_path: Path, key: str, value: object, told: str) -> None:
+    assert unread(recipe(tmp_path, values={key: value})) == {told}
+
+
+def test_adam_with_a_decay_copies_gradients(tmp_path: Path) -> None:
+    values = {"optimizer._target_": "torch.optim.Adam", "optimizer.weight_decay": 0.1}
+    assert unread(recipe(tmp_path, values=values)) == {"optimizer.weight_decay"}
+
+
+class TestSplits:
+    """Of which the stack knows none: torchtitan's are told."""
+
+    def test_experts_over_cards(self, tmp_path: Path) -> None:
+        found = recipe(tmp_path, FULL.replace("  strategy: fsdp2\n", "  strategy: fsdp2\n  ep_size: 16\n"))
+        job = found.job
+        assert (job["stack"], job["autocast"], job["recompute"]) == ("torchtitan", "bfloat16", "all")
+        assert unread(found) == {"distributed.ep_size"}
+        fewest = read_job(str(tmp_path / "train.yaml"))
+        assert (fewest.hardware.gpus, fewest.hardware.nodes) == (8, 2)
+        assert "hardware.gpus" in fewest.unsaid
+
+    def test_with_adapters_nothing_takes_its_place(self, tmp_path: Path) -> None:
+        found = recipe(tmp_path, f"{FULL}peft: {{target_modules: '*_proj'}}\n", {"distributed.tp_size": 2})
+        assert found.job["stack"] == "automodel"
+
+    def test_a_pipeline_has_micro_batches_of_its_own(self, tmp_path: Path) -> None:
+        values = {"distributed.pp_size": 2, "distributed.pipeline": {"pp_schedule": "1f1b", "pp_microbatch_size": 1}}
+        found = recipe(tmp_path, values=values)
+        assert (found.job["micro_batch"], found.job["grad_accum"]) == (1, 64)
+
+    def test_a_pipeline_of_one_stage_is_none(self, tmp_path: Path) -> None:
+        values = {"distributed.pipeline": {"pp_schedule": "interleaved1f1b", "layers_per_stage": 2}}
+        assert unread(recipe(tmp_path, values=values)) == set()
+
+
+@pytest.mark.parametrize(
+    ("name", "task"),
+    [
+        ("FinetuneRecipeForVLM", "vision"),
+        ("nemo_automodel.recipes.llm.kd.KnowledgeDistillationRecipeForNextTokenPrediction", "distillation"),
+        ("TrainEagle3Recipe", "speculative decoding"),
+        ("TrainBiEncoderRecipe", "embedding"),
+        ("TrainFinetuneRecipeForSequenceClassification", "classification"),
+        ("DiffusionLMSFTRecipe", "diffusion language model"),
+    ],
+)
+def test_other_recipes_are_refused_by_their_task(tmp_path: Path, name: str, task: str) -> None:
+    found = recipe(tmp_path, FULL.replace("TrainFinetuneRecipeForNextTokenPrediction", name))
+    assert found.refused is not None
+    assert found.refused.startswith(f"{task}: ")
+    with pytest.raises(TunecastError, match=task):
+        read_job(str(tmp_path / "train.yaml"))
+
+
+def test_a_model_that_sees_is_refused_whatever_the_recipe(tmp_path: Path) -> None:
+    found = recipe(tmp_path, FULL.replace("NeMoAutoModelForCausalLM", "NeMoAutoModelForImageTextToText"))
+    assert (found.refused or "").startswith("vision")
+
+
+def test_a_wrong_value_is_told_with_its_line(tmp_path: Path) -> None:
+    recipe(tmp_path, FULL.replace("local_batch_size: 4", "local_batch_size: many"))
+    with pytest.raises(TunecastError, match=r"train.yaml:4 step_scheduler.local_batch_size: micro_batch: got"):
+        read_job(str(tmp_path / "train.yaml"))
+
+
+@pytest.mark.parametrize("junk", [[], {}, [1], "x", 10**30, float("nan"), True, {"a": [None]}])
+def test_junk_in_the_place_of_any_section_breaks_nothing(tmp_path: Path, junk: object) -> None:
+    for section in (
+        "step_scheduler",
+        "model",
+        "distributed",
+        "peft",
+        "dataset",
+        "optimizer",
+        "loss_fn",
+        "freeze_config",
+    ):
+        recipe(tmp_path, values={section: junk}).to_dict()
+
+
+@pytest.mark.parametrize(
+    ("command", "config", "values"),
+    [
+        (
+            "automodel finetune llm -c a.yaml --step_scheduler.max_steps 5 --compile.enabled=true",
+            "a.yaml",
+            {"step_scheduler.max_steps": 5, "compile.enabled": True},
+        ),
+        ("automodel a.yaml --nproc-per-node 8", "a.yaml", {"nproc_per_node": 8}),
+        ("examples/llm_finetune/finetune.py --config a.yaml", "a.yaml", {}),
+    ],
+)
+def test_commands(command: str, config: str, values: dict[str, Any]) -> None:
+    found = automodel.invocation(command.split())
+    assert found is not None
+    assert (found.config, dict(found.values)) == (config, values)
+
+
+def test_other_commands_are_not_its() -> None:
+    assert automodel.invocation(["axolotl", "train", "a.yaml"]) is None
+    assert automodel.invocation([]) is None
