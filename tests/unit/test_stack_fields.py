@@ -84,6 +84,8 @@ STILL: dict[str, str] = {
 
 
 OWN = {("megatron", "parallel.reduce_dtype"): "float32", ("nemo", "parallel.reduce_dtype"): "bfloat16",
+       ("megatron", "optimizer_state_dtype"): "float32", ("nemo", "optimizer_state_dtype"): "float32",
+       ("megatron", "master_weights"): "float32", ("nemo", "master_weights"): "remainders",
        ("megatron", "parallel.sequence_parallel"): True, ("nemo", "parallel.sequence_parallel"): True}  # fmt: skip
 """What a stack does by itself: said, it is the same."""
 

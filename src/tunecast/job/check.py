@@ -13,8 +13,10 @@ from typing import Any
 from tunecast.job.kernels import CUT_HEAD, FUSED_HEAD, FUSED_LOSS, LIGER_PARTS, LORA_TRITON
 from tunecast.job.knob import Problem, knobs_of, shown
 from tunecast.job.names import BITSANDBYTES
+from tunecast.job.optimizers import OPTIMIZERS
 from tunecast.job.sections import Lora, Quantization, Run
 from tunecast.job.shardings import REPLICATED, SHARDINGS, able_to_offload
+from tunecast.job.stacks import STACKS
 from tunecast.records import NamedTuple
 
 Values = Mapping[str, Any]
@@ -203,6 +205,30 @@ _SCALER = (
     "got float16 with autocast float16, but the loss scaler refuses float16 gradients; "
     "allowed: {allowed}; nearest: float32"
 )
+
+
+@rule("optimizer_state_dtype", "optimizer", "stack")
+def moments_of_their_dtype(dtype: str | None, optimizer: str, stack: str) -> str | None:
+    return _of_optimizer(dtype, "state_dtypes", ("float32", "bfloat16"), optimizer, stack)
+
+
+@rule("master_weights", "optimizer", "stack")
+def masters_of_their_optimizer(masters: str | None, optimizer: str, stack: str) -> str | None:
+    return _of_optimizer(masters, "masters", ("float32", "remainders"), optimizer, stack)
+
+
+def _of_optimizer(given: str | None, able: str, of_megatron: tuple[str, ...], optimizer: str, stack: str) -> str | None:
+    """The Trainer's checkpoints are told with an optimizer as it is by itself."""
+    has_files, megatron = STACKS[stack].uses_trainer, STACKS[stack].uses_megatron
+    own: tuple[str, ...] = of_megatron if megatron else () if has_files else getattr(OPTIMIZERS[optimizer], able)
+    if given is None or given in own:
+        return None
+    if own:
+        return f"got {given} with stack {stack}, optimizer {optimizer}; allowed: {', '.join(own)}, null; nearest: null"
+    names = ", ".join(name for name, kind in OPTIMIZERS.items() if getattr(kind, able))
+    stacks = ", ".join(name for name, each in STACKS.items() if each.uses_megatron)
+    where = f"with {names} on a stack without transformers' Trainer, or with {stacks}"
+    return f"got {given} with stack {stack}, optimizer {optimizer}; allowed: {where}; nearest: null"
 
 
 @rule("lengths", "seq_len")
