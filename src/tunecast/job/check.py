@@ -383,6 +383,28 @@ def spread_layers_are_not_sharded(data: str, layers: int) -> str | None:
     return f"{got}; allowed: {REPLICATED}, or layers: 1; nearest: {REPLICATED}"
 
 
+@rule("parallel.replicate", "parallel.data")
+def copies_need_hsdp(replicate: int | None, data: str) -> str | None:
+    if replicate is None or SHARDINGS[data].replicates_machines:
+        return None
+    able = " or ".join(name for name, sharding in SHARDINGS.items() if sharding.replicates_machines)
+    return f"got {replicate} with parallel.data {data}; allowed: null, or with {able}; nearest: null"
+
+
+@rule(
+    "parallel.replicate", "parallel.tensor", "parallel.pipeline", "parallel.context", "hardware.gpus", "hardware.nodes"
+)
+def copies_share_the_ranks(
+    replicate: int | None, tensor: int, pipeline: int, context: int, gpus: int, nodes: int
+) -> str | None:
+    ranks = gpus * nodes // (tensor * pipeline * context)
+    if replicate is None or (ranks % replicate == 0 and replicate < ranks):
+        return None
+    near = max((n for n in range(2, min(replicate, ranks // 2) + 1) if ranks % n == 0), default=None)
+    told = f"got {replicate}; allowed: what divides the {ranks} ranks of the data, and less"
+    return f"{told}; nearest: {'null' if near is None else near}"
+
+
 @rule("parallel.offload", "parallel.data")
 def offload_needs_sharding(offload: str, data: str) -> str | None:
     """DeepSpeed offloads the optimizer with ZeRO 1 to 3, parameters with 3; FSDP's offload moves both."""
