@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from tunecast.door.predict import predict
 from tunecast.errors import UsageError
 from tunecast.hardware.catalog import known_gpu
 from tunecast.hardware.cluster import Cluster, RankGroup, cards_of, cluster_of, mesh_of
 from tunecast.hardware.links import links
+from tunecast.job import job_from_dict
 from tunecast.job.job import Job
 from tunecast.job.parallel import Parallel
 from tunecast.job.sections import Hardware
@@ -32,6 +34,16 @@ def test_the_mesh_has_the_dimensions_that_talk_most_inside():
 def test_hybrid_shards_stay_in_a_machine():
     assert mesh_of(job(nodes=4, data="hsdp")) == (("shard", 8), ("replicate", 4))
     assert mesh_of(job(nodes=4, data="hsdp", tensor=2)) == (("tensor", 2), ("shard", 4), ("replicate", 4))
+
+
+def test_copies_of_the_weights_as_many_as_the_job_says():
+    assert mesh_of(job(data="hsdp", replicate=2)) == (("shard", 4), ("replicate", 2))
+    assert mesh_of(job(nodes=4, data="hsdp", replicate=2)) == (("shard", 16), ("replicate", 2))
+    assert mesh_of(job(nodes=4, data="hsdp", replicate=4)) == mesh_of(job(nodes=4, data="hsdp"))
+    assert mesh_of(job(data="hsdp", tensor=2, replicate=2)) == (("tensor", 2), ("shard", 2), ("replicate", 2))
+    # 16 cards of two machines share a copy; the other copy's part of a card is two machines away
+    found = cluster(nodes=4, data="hsdp", replicate=2)
+    assert found.group("shard") == RankGroup(16, 8) and found.group("replicate") == RankGroup(2, 1)
 
 
 def test_experts_take_their_ranks_from_the_data():
@@ -147,3 +159,15 @@ def test_more_cards_than_a_board_joins_are_told_to_be_machines() -> None:
     assert cluster("h100-sxm-80gb", 8, 2).warnings == ()
     assert cluster("h100-sxm-80gb", 16, 1, link="nvlink4").warnings == ()
     assert cluster("a100-pcie-80gb", 4, 1).warnings == cluster("a100-sxm-80gb", 16, 1).warnings == ()
+
+
+@pytest.mark.parametrize("stack", ["transformers", "automodel", "torchtitan"])
+def test_two_copies_on_a_machine_are_as_two_machines(stack):
+    """The same program: 4 cards share a copy of the weights."""
+    common = {"model": "llama-3.2-1b", "stack": stack, "seq_len": 128, "micro_batch": 1, "autocast": None}
+    hardware = {"gpu": "h100-sxm-80gb"}
+    apart = {"hardware": hardware | {"gpus": 4, "nodes": 2}, "parallel": {"data": "hsdp"}}
+    together = {"hardware": hardware | {"gpus": 8}, "parallel": {"data": "hsdp", "replicate": 2}}
+    two, one = (predict(job_from_dict({**common, **where})) for where in (apart, together))
+    assert one.memory.allocated_bytes == two.memory.allocated_bytes
+    assert one.time.step_s < two.time.step_s, "links inside a machine are faster"

@@ -64,6 +64,13 @@ def refusal(*flags: str) -> str:
         ("--use-peft", {"method": "lora"}),
         ("--use-peft --method qlora", {"method": "qlora"}),
         ("--use-liger-kernel", {"kernels": "liger"}),
+        ("--optimizer torch.optim.Adam", {"optimizer": "adamw_torch"}),
+        ("--optimizer bitsandbytes.optim.PagedAdamW", {"optimizer": "paged_adamw_32bit"}),
+        ("--optimizer flashoptim.FlashAdamW", {"optimizer": "flash_adamw"}),
+        (
+            "--optimizer transformer_engine.pytorch.optimizers.fused_adam.FusedAdam",
+            {"optimizer": "te_fused_adam"},
+        ),
         ("--liger-rope --liger-glu-activation true", {"kernels": "liger_rope,liger_glu"}),
         ("--cut-cross-entropy --lora-mlp-kernel", {"kernels": "cut_cross_entropy,lora_triton"}),
         ("--gradient-checkpointing", {"gradient_checkpointing": True}),

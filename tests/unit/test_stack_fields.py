@@ -51,6 +51,7 @@ OTHERS: dict[str, list[Any]] = {
     "hardware.nvme_bytes_per_s": [10**9], "hardware.host_w": [100.0], "hardware.pue": [2.0], "hardware.country": ["FR"],
     "parallel.fsdp_version": [1, 2], "parallel.layers": [2], "parallel.tensor": [1, 4], "parallel.pipeline": [1, 4],
     "parallel.virtual_stages": [2], "parallel.context": [2], "parallel.expert": [2],
+    "parallel.replicate": [2],
 }  # fmt: skip
 """Values to try of fields that have no list of their own."""
 
@@ -84,6 +85,8 @@ STILL: dict[str, str] = {
 
 
 OWN = {("megatron", "parallel.reduce_dtype"): "float32", ("nemo", "parallel.reduce_dtype"): "bfloat16",
+       ("megatron", "optimizer_state_dtype"): "float32", ("nemo", "optimizer_state_dtype"): "float32",
+       ("megatron", "master_weights"): "float32", ("nemo", "master_weights"): "remainders",
        ("megatron", "parallel.sequence_parallel"): True, ("nemo", "parallel.sequence_parallel"): True}  # fmt: skip
 """What a stack does by itself: said, it is the same."""
 

@@ -149,7 +149,11 @@ def mesh_of(job: Job) -> tuple[tuple[str, int], ...]:
     expert = parts.expert if data % parts.expert == 0 else 1
     rest = data // expert
     sharding = sharding_of(job)
-    inner = math.gcd(rest, max(1, wanted.gpus // model)) if sharding.replicates_machines else rest
+    inner = rest
+    if parts.replicate is not None:
+        inner = max(1, rest // parts.replicate)
+    elif sharding.replicates_machines:
+        inner = math.gcd(rest, max(1, wanted.gpus // model))
     mesh = (
         ("tensor", parts.tensor),
         ("sequence" if parts.context_kind == "ulysses" else "context", parts.context),

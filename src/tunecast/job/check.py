@@ -13,8 +13,10 @@ from typing import Any
 from tunecast.job.kernels import CUT_HEAD, FUSED_HEAD, FUSED_LOSS, LIGER_PARTS, LORA_TRITON
 from tunecast.job.knob import Problem, knobs_of, shown
 from tunecast.job.names import BITSANDBYTES
+from tunecast.job.optimizers import OPTIMIZERS
 from tunecast.job.sections import Lora, Quantization, Run
 from tunecast.job.shardings import REPLICATED, SHARDINGS, able_to_offload
+from tunecast.job.stacks import STACKS
 from tunecast.records import NamedTuple
 
 Values = Mapping[str, Any]
@@ -205,6 +207,30 @@ _SCALER = (
 )
 
 
+@rule("optimizer_state_dtype", "optimizer", "stack")
+def moments_of_their_dtype(dtype: str | None, optimizer: str, stack: str) -> str | None:
+    return _of_optimizer(dtype, "state_dtypes", ("float32", "bfloat16"), optimizer, stack)
+
+
+@rule("master_weights", "optimizer", "stack")
+def masters_of_their_optimizer(masters: str | None, optimizer: str, stack: str) -> str | None:
+    return _of_optimizer(masters, "masters", ("float32", "remainders"), optimizer, stack)
+
+
+def _of_optimizer(given: str | None, able: str, of_megatron: tuple[str, ...], optimizer: str, stack: str) -> str | None:
+    """The Trainer's checkpoints are told with an optimizer as it is by itself."""
+    has_files, megatron = STACKS[stack].uses_trainer, STACKS[stack].uses_megatron
+    own: tuple[str, ...] = of_megatron if megatron else () if has_files else getattr(OPTIMIZERS[optimizer], able)
+    if given is None or given in own:
+        return None
+    if own:
+        return f"got {given} with stack {stack}, optimizer {optimizer}; allowed: {', '.join(own)}, null; nearest: null"
+    names = ", ".join(name for name, kind in OPTIMIZERS.items() if getattr(kind, able))
+    stacks = ", ".join(name for name, each in STACKS.items() if each.uses_megatron)
+    where = f"with {names} on a stack without transformers' Trainer, or with {stacks}"
+    return f"got {given} with stack {stack}, optimizer {optimizer}; allowed: {where}; nearest: null"
+
+
 @rule("lengths", "seq_len")
 def lengths_within_rows(lengths: tuple[int, ...] | None, seq_len: int) -> str | None:
     longer = [(i, n) for i, n in enumerate(lengths or ()) if n > seq_len]
@@ -364,6 +390,28 @@ def spread_layers_are_not_sharded(data: str, layers: int) -> str | None:
         return None
     got = f'got {data} with layers {layers} (device_map="auto")'
     return f"{got}; allowed: {REPLICATED}, or layers: 1; nearest: {REPLICATED}"
+
+
+@rule("parallel.replicate", "parallel.data")
+def copies_need_hsdp(replicate: int | None, data: str) -> str | None:
+    if replicate is None or SHARDINGS[data].replicates_machines:
+        return None
+    able = " or ".join(name for name, sharding in SHARDINGS.items() if sharding.replicates_machines)
+    return f"got {replicate} with parallel.data {data}; allowed: null, or with {able}; nearest: null"
+
+
+@rule(
+    "parallel.replicate", "parallel.tensor", "parallel.pipeline", "parallel.context", "hardware.gpus", "hardware.nodes"
+)
+def copies_share_the_ranks(
+    replicate: int | None, tensor: int, pipeline: int, context: int, gpus: int, nodes: int
+) -> str | None:
+    ranks = gpus * nodes // (tensor * pipeline * context)
+    if replicate is None or (ranks % replicate == 0 and replicate < ranks):
+        return None
+    near = max((n for n in range(2, min(replicate, ranks // 2) + 1) if ranks % n == 0), default=None)
+    told = f"got {replicate}; allowed: what divides the {ranks} ranks of the data, and less"
+    return f"{told}; nearest: {'null' if near is None else near}"
 
 
 @rule("parallel.offload", "parallel.data")

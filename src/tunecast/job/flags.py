@@ -31,7 +31,9 @@ _GROUPS: Mapping[str, str] = {
     **dict.fromkeys(("loss", "compile"), _PRECISION),
     **dict.fromkeys(("seq_len", "micro_batch", "grad_accum", "lengths", "gradient_checkpointing"), _BATCH),
     **dict.fromkeys(("checkpoint_reentrant", "recompute", "offload_activations", "allocator"), _BATCH),
-    **dict.fromkeys(("optimizer", "optimizer_in_backward", "max_grad_norm"), "Optimizer"),
+    **dict.fromkeys(
+        ("optimizer", "optimizer_state_dtype", "master_weights", "optimizer_in_backward", "max_grad_norm"), "Optimizer"
+    ),
 }
 ORDER = (
     _MODEL, _SECTIONS["lora"], _SECTIONS["quantization"], _BATCH, _PRECISION, "Optimizer", _SECTIONS["data"],

@@ -30,7 +30,7 @@ from tunecast.job.knob import (
     trl,
 )
 from tunecast.job.names import DTYPES, METHODS, TASKS
-from tunecast.job.optimizers import DEFAULT_OPTIMIZER, OPTIMIZERS
+from tunecast.job.optimizers import DEFAULT_OPTIMIZER, MASTERS, OPTIMIZERS
 from tunecast.job.parallel import Parallel
 from tunecast.job.releases import RELEASES
 from tunecast.job.sections import Data, Hardware, Lora, Quantization, Run
@@ -98,9 +98,25 @@ class Job(Section):
     optimizer: str = field(
         DEFAULT_OPTIMIZER,
         transformers("TrainingArguments.optim"),
-        "transformers' `optim`, or muon; its default holds from torch 2.8 on",
+        "transformers' `optim`, or muon, TransformerEngine's te_fused_adam, flash_adamw (the last two estimates); its "
+        "default holds from torch 2.8 on",
         choices=tuple(OPTIMIZERS),
         aka="optim optimiser",
+    )
+    optimizer_state_dtype: str | None = field(
+        None,
+        OURS,
+        "dtype of both moments, of te_fused_adam (exp_avg_dtype) and of Megatron's optimizer (exp_avg_dtype with "
+        "use_precision_aware_optimizer); null: float32",
+        choices=("float32", "bfloat16"),
+        aka="exp_avg_dtype",
+    )
+    master_weights: str | None = field(
+        None,
+        OURS,
+        "what the optimizer keeps of 16-bit weights besides its moments: nothing, a copy in float32, or the 16 bits "
+        "that the weights have not (store_param_remainders); null: as te_fused_adam, flash_adamw or Megatron do",
+        choices=MASTERS,
     )
     optimizer_in_backward: bool = field(
         False,

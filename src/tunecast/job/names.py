@@ -22,6 +22,24 @@ SAME = {
     # Both adamw_torch and adamw_torch_fused are torch.optim.AdamW; the fused one is what transformers' `optim` is
     # when nobody says (TrainingArguments.default_optim). The others: the names of OptimizerNames' members.
     **dict.fromkeys(("adamw", "adamw_fused"), "adamw_torch_fused"),
+    # torch.optim's classes, of lists of tensors unless they are told to fuse; Adam is AdamW but for where decay is put
+    **dict.fromkeys(("optim.adamw", "optim.adam", "adam"), "adamw_torch"),
+    **{"optim.sgd": "sgd", "optim.muon": "muon", "dist_muon": "muon"},
+    **dict.fromkeys(("transformer_engine.pytorch.optimizers.fused_adam.fusedadam", "te_adam"), "te_fused_adam"),
+    **dict.fromkeys(("transformer_engine.pytorch.optimizers.fusedadam",), "te_fused_adam"),
+    **dict.fromkeys(("flashoptim.flashadamw", "flashadamw"), "flash_adamw"),
+    **{
+        f"{package}.optim.{name}": meant
+        for package in ("bitsandbytes", "bnb")
+        for name, meant in (
+            ("adamw8bit", "adamw_8bit"),
+            ("pagedadamw", "paged_adamw_32bit"),
+            ("pagedadamw32bit", "paged_adamw_32bit"),
+            ("pagedadamw8bit", "paged_adamw_8bit"),
+            ("lion8bit", "lion_8bit"),
+            ("pagedlion8bit", "paged_lion_8bit"),
+        )
+    },
     **{"adamw_bnb": "adamw_bnb_8bit", "adamw8bit": "adamw_8bit", "lion": "lion_32bit", "lion8bit": "lion_8bit"},
     **{"paged_adamw": "paged_adamw_32bit", "paged_adamw8bit": "paged_adamw_8bit", "paged_lion": "paged_lion_32bit"},
     **{"paged_ademamix": "paged_ademamix_32bit", "rmsprop_8bit": "rmsprop_bnb_8bit"},

@@ -40,6 +40,10 @@ class OptimizerKind:
     """Its kernels take the parts FSDP2 cuts as they take any tensor (tests/trace/test_sharding.py)."""
     on_partitions: bool = False
     """The same of ZeRO's flat partitions."""
+    state_dtypes: tuple[str, ...] = ()
+    """Values of `optimizer_state_dtype` it has."""
+    masters: tuple[str, ...] = ()
+    """Values of `master_weights` it has."""
     is_tried: bool = False
     """A plan tries it beside the user's own where the optimizer may change."""
     fused: str | None = None
@@ -154,7 +158,21 @@ _OF_TRANSFORMERS = (  # 5.17.0, training_args.py, OptimizerNames
         "stable_adamw", "one_by_one:StableAdamW", "optimi:StableAdamW", "torch-optimi", {"weight_decay": 0.0}
     ),
 )
-_OWN = (OptimizerKind("muon", "one_by_one:Muon", "torch.optim:Muon", spares_ends=True),)
+MASTERS = ("none", "float32", "remainders")
+_OWN = (
+    OptimizerKind("muon", "one_by_one:Muon", "torch.optim:Muon", spares_ends=True),
+    OptimizerKind(
+        "te_fused_adam",
+        "foreach:TransformerEngineAdam",
+        package="transformer-engine",
+        on_shards=True,
+        state_dtypes=("float32", "bfloat16"),
+        masters=MASTERS,
+    ),
+    OptimizerKind(
+        "flash_adamw", "foreach:FlashAdamW", package="flashoptim", on_shards=True, masters=("none", "remainders")
+    ),
+)
 """What transformers has no `optim` name for."""
 OPTIMIZERS: Mapping[str, OptimizerKind] = {each.name: each for each in (*_OF_TRANSFORMERS, *_OWN)}
 OF_TRANSFORMERS = tuple(each.name for each in _OF_TRANSFORMERS)

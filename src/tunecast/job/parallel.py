@@ -10,6 +10,14 @@ from tunecast.records import dataclass
 @dataclass(frozen=True)
 class Parallel(Section):
     data: str = field(REPLICATED, OURS, "how data-parallel ranks hold the model", choices=tuple(SHARDINGS))
+    replicate: int | None = field(
+        None,
+        OURS,
+        "with hsdp: whole copies of the weights, each sharded over the rest of the ranks (dp_replicate); null: one a "
+        "machine",
+        within=(2, 65536),
+        aka="dp_replicate data_parallel_replicate_degree dp_replicate_size",
+    )
     fsdp_version: int | None = field(
         None,
         OURS,

@@ -124,6 +124,14 @@ def sharding_of(job: Job) -> Sharding:
     return SHARDINGS[job.parallel.data]
 
 
+def shards_and_copies(sharding: Sharding, gpus: int, nodes: int, replicate: int | None) -> tuple[int, int]:
+    """Cards that share one copy of the weights, and copies: machines of `gpus` cards each, where `replicate` says no
+    other."""
+    if not sharding.replicates_machines:
+        return gpus * nodes, 1
+    return (gpus, nodes) if replicate is None else (max(1, gpus * nodes // replicate), replicate)
+
+
 def able_to_offload(what: str) -> tuple[str, ...]:
     """The names of those that can."""
     return tuple(name for name, each in SHARDINGS.items() if what in each.offloads)

@@ -35,7 +35,7 @@ from tunecast.job.job import Job
 from tunecast.job.lengths import sample_lengths
 from tunecast.job.model import ModelConfig
 from tunecast.job.optimizers import optimizer_of
-from tunecast.job.shardings import SHARDINGS, Sharding
+from tunecast.job.shardings import SHARDINGS, Sharding, shards_and_copies
 from tunecast.job.stacks import stack_of
 from tunecast.planning.space import Rig, Spread
 from tunecast.prediction.data.lengths import longest_row
@@ -196,7 +196,7 @@ def _part(nbytes: int, job: Job, rig: Rig, spread: Spread, is_cut: bool) -> floa
     """Of what the spread cuts or does not."""
     if not is_cut:
         return nbytes / _ways(job, spread)
-    return nbytes / max(1, rig.gpus if spread.sharding.replicates_machines else rig.cards)
+    return nbytes / max(1, shards_and_copies(spread.sharding, rig.gpus, rig.nodes, job.parallel.replicate)[0])
 
 
 def _ways(job: Job, spread: Spread) -> int:
@@ -337,7 +337,7 @@ def sent_of(of: Tensors, job: Job, rig: Rig, spread: Spread) -> Sent:
         rig.gpu,
         rig.gpus,
         rig.nodes,
-        mesh_of_rig(rig, spread),
+        mesh_of_rig(rig, spread, job.parallel.replicate),
         rig.interconnect,
         rig.inter_node_gbps,
     )
@@ -367,11 +367,11 @@ def sent_of(of: Tensors, job: Job, rig: Rig, spread: Spread) -> Sent:
     return Sent(0.0, 0.0, of.scattered * summed_s + scattered_s)
 
 
-def mesh_of_rig(rig: Rig, spread: Spread) -> tuple[tuple[str, int], ...]:
+def mesh_of_rig(rig: Rig, spread: Spread, replicate: int | None) -> tuple[tuple[str, int], ...]:
     """As hardware/cluster.py makes it of a job that shares nothing but the data."""
     mesh = spread.sharding.mesh
-    sizes = (rig.gpus, rig.nodes) if len(mesh) > 1 else (rig.cards,)
-    return tuple((name, size) for name, size in zip(mesh, sizes, strict=True) if size > 1)
+    sizes = shards_and_copies(spread.sharding, rig.gpus, rig.nodes, replicate)
+    return tuple((name, size) for name, size in zip(mesh, sizes, strict=False) if size > 1)
 
 
 def has_time_floor(job: Job) -> bool:

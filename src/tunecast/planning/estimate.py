@@ -20,7 +20,7 @@ from tunecast.hardware.spec import Gpu
 from tunecast.job.job import Job
 from tunecast.job.lengths import sample_lengths
 from tunecast.job.model import ModelConfig
-from tunecast.job.shardings import REPLICATED, SHARDINGS
+from tunecast.job.shardings import REPLICATED, SHARDINGS, shards_and_copies
 from tunecast.job.stacks import stack_of
 from tunecast.planning.bounds import (
     NO_TENSORS,
@@ -287,7 +287,7 @@ class Estimator:
 
     def end_s(self, rig: Rig, recipe: Recipe, data: str) -> float:
         """Of a step's end, at least."""
-        cards = rig.gpus if SHARDINGS[data].replicates_machines else rig.cards
+        cards, _ = shards_and_copies(SHARDINGS[data], rig.gpus, rig.nodes, self.space.job.parallel.replicate)
 
         def find() -> float:
             work = self._work(recipe, 1, longest_row(self.space.job, self.lengths), is_cast=False)
@@ -394,7 +394,8 @@ def _plainly_loaded(setting: Setting) -> Setting:
 def _look(rig: Rig, setting: Setting, job: Job) -> Hashable:
     """What decides a tape of the cards it runs on: how many, and of one what torch's kernels ask (tape/kernels,
     tape/build); Unsloth looks at its memory too."""
-    gpu, shape = rig.gpu, (rig.gpus, rig.nodes) if setting.spread.sharding.replicates_machines else (rig.cards,)
+    gpu = rig.gpu
+    shape = shards_and_copies(setting.spread.sharding, rig.gpus, rig.nodes, job.parallel.replicate)
     memory_bytes = gpu.memory_bytes if stack_of(job).looks_at_memory else 0
     return shape, gpu.compute_capability, gpu.sm_count, memory_bytes, job.autocast
 

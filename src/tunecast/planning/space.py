@@ -242,6 +242,7 @@ class Space:
             parallel=replace(
                 job.parallel,
                 data=spread.data,
+                replicate=job.parallel.replicate if spread.sharding.replicates_machines else None,
                 layers=spread.layers,
                 sync_each_batch=spread.sync_each_batch,
                 **LIGHTER[spread.light],
@@ -421,7 +422,7 @@ def _ways_to_share(job: Job, freedom: Freedom, rig: Rig) -> Iterator[Spread]:
     if freedom.is_fixed("parallel.layers"):
         yield Spread(REPLICATED, parts.layers, sync)
         return
-    has_machines = rig.nodes > 1 and rig.gpus > 1
+    has_machines = (rig.nodes > 1 and rig.gpus > 1) or parts.replicate is not None
     known = [each for name, each in SHARDINGS.items() if name in stack.shardings]
     for sharding in sorted(known, key=lambda each: each.is_zero):  # ZeRO last: it takes long to predict
         if has_machines or not sharding.replicates_machines:

@@ -58,9 +58,11 @@ def _data(job: Job) -> str | None:
     if job.hardware.cards == 1 and sharding.is_fsdp:
         fix = f"hardware.gpus 2 or more, or {REPLICATED}"
         return f"got {data} on one card, where there is nothing to share. To fix: {fix}"
-    if sharding.replicates_machines and (hardware.nodes == 1 or hardware.gpus == 1):
+    is_usual = job.parallel.replicate is None
+    if sharding.replicates_machines and is_usual and (hardware.nodes == 1 or hardware.gpus == 1):
         shape = f"{hardware.nodes} machines of {hardware.gpus} cards"
-        return f"got {data} on {shape}; it shards inside a machine and replicates across several. To fix: {SHARDED}"
+        told = f"got {data} on {shape}; it shards inside a machine and replicates across several"
+        return f"{told}. To fix: {SHARDED}, or say how many copies there are (parallel.replicate)"
     return None
 
 

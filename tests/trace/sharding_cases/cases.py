@@ -88,6 +88,8 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "hsdp-2-4-synced": (NODES | sharded("hsdp", sync_each_batch=True) | {"grad_accum": 3}, {}),
     "hsdp-2-4-wide-sums": (NODES | sharded("hsdp", reduce_dtype="float32") | {"grad_accum": 2}, {}),
     "hsdp-2-4-lora": (NODES | sharded("hsdp") | LORA, {}),
+    "hsdp-4-2-on-one-machine": (EIGHT | sharded("hsdp", replicate=4), {}),
+    "hsdp-4-2-on-two-lora": (NODES | sharded("hsdp", replicate=4) | LORA, {}),
 }
 
 

@@ -154,9 +154,10 @@ def sharded(job: Job, model: Any) -> Any:
             reduce_dtype = recipe.DTYPES[job.parallel.reduce_dtype]
             plugin.mixed_precision_policy = replace(plugin.mixed_precision_policy, reduce_dtype=reduce_dtype)
     gpus, nodes = job.hardware.gpus, job.hardware.nodes
-    shape, names = ((nodes, gpus), ("dp_replicate", "dp_shard")) if job.parallel.data == "hsdp" else (
-        (gpus * nodes,), ("dp_shard",)
-    )  # fmt: skip
+    copies = job.parallel.replicate or nodes
+    shape, names = (copies, gpus * nodes // copies), ("dp_replicate", "dp_shard")
+    if job.parallel.data != "hsdp":
+        shape, names = (gpus * nodes,), ("dp_shard",)
     accelerator = SimpleNamespace(
         state=SimpleNamespace(fsdp_plugin=plugin), mixed_precision=ACCELERATE[job.autocast], is_main_process=False,
         device=torch.device("cuda", 0), torch_device_mesh=init_device_mesh("cuda", shape, mesh_dim_names=names),

@@ -20,7 +20,7 @@ FLOAT32, BFLOAT16, FLOAT16 = Dtype("float32", 4), Dtype("bfloat16", 2), Dtype("f
 INT64, INT32, UINT8, INT8 = (
     Dtype("int64", 8, False), Dtype("int32", 4, False), Dtype("uint8", 1, False), Dtype("int8", 1, False),
 )  # fmt: skip
-BOOL = Dtype("bool", 1, False)
+INT16, BOOL = Dtype("int16", 2, False), Dtype("bool", 1, False)
 FLOAT8_E4M3 = Dtype("float8_e4m3fn", 1)
 DTYPES = {dtype.name: dtype for dtype in (FLOAT32, BFLOAT16, FLOAT16, INT64, INT32, UINT8, INT8, BOOL)}
 

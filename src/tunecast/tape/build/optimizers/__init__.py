@@ -42,14 +42,20 @@ def make_optimizer(
         raise UsageError(told, field="optimizer")
     if kind.layerwise:
         return InBackward(parameters, lambda own: _make(kind, own, outer, linear))
-    return _make(kind, parameters, outer, linear)
+    return _make(kind, parameters, outer, linear, **_precisions(job))
+
+
+def _precisions(job: Job) -> dict[str, str]:
+    given = {"state_dtype": job.optimizer_state_dtype, "masters": job.master_weights}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def _make(
-    kind: OptimizerKind, parameters: Sequence[Tensor], outer: Sequence[Tensor], linear: Sequence[Tensor]
-) -> Optimizer:
+    kind: OptimizerKind, parameters: Sequence[Tensor], outer: Sequence[Tensor], linear: Sequence[Tensor],
+    **precisions: str,
+) -> Optimizer:  # fmt: skip
     groups = (linear,) if kind.projection else (outer,) if kind.spares_ends else ()
-    return _class_of(kind)(parameters, *groups, **kind.steps)
+    return _class_of(kind)(parameters, *groups, **kind.steps, **precisions)
 
 
 def _class_of(kind: OptimizerKind) -> type[Optimizer]:

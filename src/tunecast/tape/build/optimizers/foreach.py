@@ -1,16 +1,23 @@
-"""torch.optim on paper: kernels that take a list of tensors, a list by dtype (torch 2.11, torch/optim)."""
+"""torch.optim on paper: kernels that take a list of tensors, a list by dtype (torch 2.11, torch/optim).
+
+TransformerEngine's FusedAdam (transformer_engine/pytorch/optimizers/fused_adam.py of 2.20) and FlashOptim's AdamW
+(flashoptim/optimizers.py of 0.1.3), both as their source has it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tunecast.tape.build.dtypes import FLOAT32, Dtype
+from tunecast.tape.build.dtypes import BFLOAT16, DTYPES, FLOAT16, FLOAT32, INT8, INT16, INT32, UINT8, Dtype
 from tunecast.tape.build.optimizers.state import Optimizer, by_dtype
 from tunecast.tape.build.tensor import Tensor
 from tunecast.tape.kernels.lists import Lists
+from tunecast.tape.op import Role
 
 PAIRS = Lists(2, 1, 2)
 """A list is added to another."""
+SCALED = 32
+"""Numbers with a scale of their own in FlashOptim's moments (`group_size`)."""
 COUNTERS = Lists(0, 0, 1)
 """A number a tensor: next to nothing moves."""
 
@@ -136,3 +143,68 @@ class ScheduleFreeAdamW(Foreach):
         self.launch(group, dtype, "_foreach_sqrt_", "_foreach_add_", "_foreach_div_", "_foreach_lerp_")
         self.launch(group, dtype, "_foreach_add_", "_foreach_sub_")
         del denom
+
+
+# ------------------------------------------------------------------------------------------ of other packages, as read
+
+READ = "optimizer {}: its step follows its source and was not traced"
+
+
+def lists_of(dtype: Dtype, state_bytes: int) -> Lists:
+    """Weights and gradients are read with their state, weights and state written: in lists as large as the weights."""
+    state = -(-state_bytes // dtype.itemsize)
+    return Lists(2 + state, 1 + state, 4)
+
+
+class TransformerEngineAdam(Foreach):
+    """`FusedAdam`: moments in a dtype of their own, whatever the parameter's; `initialize_state`."""
+
+    def __init__(self, parameters: Sequence[Tensor], state_dtype: str = "float32", masters: str = "none") -> None:
+        super().__init__(parameters)
+        self.machine.guesses[READ.format("te_fused_adam")] = None
+        self.moments, self.masters = DTYPES[state_dtype], masters
+        self.overflow = self.machine.run("_to_copy", (), (1,), INT32).as_role(Role.OPTIMIZER)
+
+    def first_state(self, parameter: Tensor) -> list[Tensor]:
+        shape, master = parameter.shape, self.master_of(parameter)
+        scales = [((1,), FLOAT32)] if self.moments is not FLOAT32 else []
+        kinds = [(shape, self.moments), *scales, (shape, self.moments), *scales]
+        made = self.made(parameter, *kinds, *([] if master is None else [(shape, master)]))
+        if master is FLOAT32:
+            copy = self.machine.run("clone", (parameter,), shape, parameter.dtype)
+            copy.float()
+        return made
+
+    def master_of(self, parameter: Tensor) -> Dtype | None:
+        if self.masters == "none":
+            return None
+        return INT16 if self.masters == "remainders" and parameter.dtype is BFLOAT16 else FLOAT32
+
+    def update(self, group: list[Tensor], dtype: Dtype) -> None:
+        master = self.master_of(group[0])
+        state_bytes = 2 * self.moments.itemsize + (0 if master is None else master.itemsize)
+        self.launch(group, dtype, "multi_tensor_adam", lists=lists_of(dtype, state_bytes))
+
+
+class FlashAdamW(Foreach):
+    """Moments of a byte with a scale for each 32; of 16-bit weights a byte more (`master_weight_bits` 24), two (32), or
+    none; `_ensure_state_initialized`."""
+
+    def __init__(self, parameters: Sequence[Tensor], masters: str = "") -> None:
+        super().__init__(parameters)
+        self.machine.guesses[READ.format("flash_adamw")] = None
+        self.correction = {"none": None, "remainders": INT16}.get(masters, INT8)
+
+    def first_state(self, parameter: Tensor) -> list[Tensor]:
+        shape, scales = parameter.shape, ((-(-parameter.numel() // SCALED),), FLOAT16)
+        correction = self.correction_of(parameter.dtype)
+        kinds = [(shape, INT8), scales, (shape, UINT8), scales]
+        return self.made(parameter, *kinds, *([] if correction is None else [(shape, correction)]))
+
+    def correction_of(self, dtype: Dtype) -> Dtype | None:
+        return None if dtype is FLOAT32 else self.correction
+
+    def update(self, group: list[Tensor], dtype: Dtype) -> None:
+        correction = self.correction_of(dtype)
+        state_bytes = 2 + (0 if correction is None else correction.itemsize)
+        self.launch(group, dtype, "flash_adamw", lists=lists_of(dtype, state_bytes))

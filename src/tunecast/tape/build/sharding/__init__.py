@@ -72,7 +72,6 @@ def scheme_of(job: Job, machine: Machine) -> Scheme:
 
         return AccelerateFsdp1(job, machine)
     from tunecast.tape.build.sharding.accelerate import AccelerateFsdp2
-    from tunecast.tape.build.sharding.fsdp2 import Mesh
+    from tunecast.tape.build.sharding.unit import mesh_of_ranks
 
-    shard = min(ranks, job.hardware.gpus) if sharding.replicates_machines else ranks
-    return AccelerateFsdp2(job, machine, Mesh(shard, ranks // shard))
+    return AccelerateFsdp2(job, machine, mesh_of_ranks(job, ranks))

@@ -166,7 +166,8 @@ class AccelerateFsdp1(FlatScheme):
             raise Unsupported.at("lora.dora", "the closed form does not know DoRA in FSDP 1's hands")
         dtype = DTYPES[job.autocast] if job.autocast else None
         reduce_dtype = DTYPES[job.parallel.reduce_dtype] if job.parallel.reduce_dtype else dtype
-        replicas = job.hardware.nodes if sharding_of(job).replicates_machines else 1
+        usual = job.hardware.nodes if sharding_of(job).replicates_machines else 1
+        replicas = job.parallel.replicate or usual
         self.options = Options(
             self.ranks // replicas, dtype, reduce_dtype, dtype, use_orig_params=True, upcast=True,
             inside_checkpoint=machine.era.layers_by_position, on_host=job.parallel.offload == "parameters",

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from tunecast.job.job import Job
+from tunecast.job.shardings import sharding_of
 from tunecast.records import dataclass
 from tunecast.tape.build.autograd import Gradients, Leaf, Node, before_gradient_of
 from tunecast.tape.build.dtypes import FLOAT16, UINT8, Dtype, Shape
@@ -43,6 +45,15 @@ class Mesh:
 
     shard: int
     replicate: int = 1
+
+
+def mesh_of_ranks(job: Job, ranks: int) -> Mesh:
+    """Of FSDP 2, by accelerate or NeMo Automodel: a copy a machine, where the job does not say how many."""
+    if job.parallel.replicate is not None:
+        shard = ranks // job.parallel.replicate
+    else:
+        shard = min(ranks, job.hardware.gpus) if sharding_of(job).replicates_machines else ranks
+    return Mesh(shard, ranks // shard)
 
 
 @dataclass(frozen=True)

@@ -97,6 +97,8 @@ VALUES: Mapping[str, tuple[Any, ...]] = {
     "offload_activations": (False,),
     "optimizer": (DEFAULT_OPTIMIZER,),
     "optimizer_in_backward": (False,),
+    "optimizer_state_dtype": (None,),
+    "master_weights": (None,),
     "recompute": (None, "all"),
     "lora.dora": (False,),
     "stack_version": (None,),

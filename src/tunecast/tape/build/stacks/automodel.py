@@ -46,6 +46,7 @@ from tunecast.tape.build.repeats import micro_batches
 from tunecast.tape.build.sharding.accelerate import AccelerateFsdp2, store_as_floats
 from tunecast.tape.build.sharding.fsdp2 import FullyShard, Mesh, MixedPrecisionPolicy
 from tunecast.tape.build.sharding.scheme import Scheme, ranks_of
+from tunecast.tape.build.sharding.unit import mesh_of_ranks
 from tunecast.tape.build.stacks import Refusals, leaves_out, no_such_model, transformers
 from tunecast.tape.build.stacks.torchtune.modules import fused_rms_norm
 from tunecast.tape.build.stacks.transformers import load, model
@@ -361,8 +362,7 @@ def scheme(job: Job, machine: Machine) -> Scheme:
     ranks = ranks_of(job)
     if ranks == 1:
         return Scheme(job, machine)
-    shard = min(ranks, job.hardware.gpus) if sharding_of(job).replicates_machines else ranks
-    return AutomodelFsdp(job, machine, Mesh(shard, ranks // shard))
+    return AutomodelFsdp(job, machine, mesh_of_ranks(job, ranks))
 
 
 class AutomodelFsdp(AccelerateFsdp2):

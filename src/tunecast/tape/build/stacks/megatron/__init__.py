@@ -44,6 +44,8 @@ REFUSES: Refusals = {
     "optimizer": lambda job: job.optimizer not in ("adamw_torch", "adamw_torch_fused"),
     "attention": lambda job: job.attention not in (*KERNELS, "eager"),
     "checkpoint_reentrant": lambda job: job.checkpoint_reentrant is not None,
+    "optimizer_state_dtype": lambda job: asks_in_vain(job) and job.optimizer_state_dtype == "bfloat16",
+    "master_weights": lambda job: asks_in_vain(job) and job.master_weights == "remainders",
     "lora.dora": lambda job: job.method != "full" and job.lora.dora,
 }
 UNTRACED = "Megatron Core and TransformerEngine follow their source and figures of their tests; none of it was traced"
@@ -66,7 +68,10 @@ def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: 
     layers = sum(layer.trained_numel() for layer in gpt.layers())  # type: ignore[attr-defined]
     ranks, gradients, shares = data_ranks(job), gpt.parts.gradients, sharding_of(job).cuts_state
     gpt.exchange = DataExchange(machine, ranks, machine.weights_dtype, gradients, shares)
-    optimizer = MegatronOptimizer(trained, ranks, layers, gradients, shares, job.parallel.expert, is_aware(job))
+    optimizer = MegatronOptimizer(
+        trained, ranks, layers, gradients, shares, job.parallel.expert, is_aware(job), keeps_remainders(job),
+        DTYPES[job.optimizer_state_dtype or "float32"],
+    )  # fmt: skip
     for length in machine.steps(lengths):
         optimizer.begin_step()
         take_step(job, gpt, length)
@@ -100,7 +105,25 @@ def is_aware(job: Job) -> bool:
     """NeMo's performance scripts ask for it where products are of 16 bits (scripts/performance/helpers.py,
     `set_precision_configs`); it comes with the shared optimizer alone."""
     narrow = job.weights_dtype != "float32" and job.matmul_dtype is None
-    return runs_nemo(job) and sharding_of(job).cuts_state and narrow
+    by_recipe = runs_nemo(job) and sharding_of(job).cuts_state and narrow
+    return asks_for_awareness(job) or (by_recipe and job.master_weights is None)
+
+
+def asks_for_awareness(job: Job) -> bool:
+    """megatron/core/optimizer/optimizer_config.py, `__post_init__`: only an optimizer that is aware of precisions has
+    moments of other dtypes, or keeps remainders."""
+    return job.optimizer_state_dtype == "bfloat16" or job.master_weights == "remainders"
+
+
+def asks_in_vain(job: Job) -> bool:
+    """ "--use-precision-aware-optimizer only supported with distributed optimizer" (megatron/training/arguments.py), of
+    weights of 16 bits."""
+    return not sharding_of(job).cuts_state or job.weights_dtype == "float32"
+
+
+def keeps_remainders(job: Job) -> bool:
+    """`store_param_remainders`, true by itself with such an optimizer."""
+    return is_aware(job) and job.master_weights != "float32"
 
 
 def data_ranks(job: Job) -> int:

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tunecast.tape.build.autograd import Gradients, Node, finish, start
-from tunecast.tape.build.dtypes import FLOAT32, Dtype
+from tunecast.tape.build.dtypes import FLOAT32, INT16, Dtype
 from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.tensor import Tensor
 from tunecast.tape.op import Role
@@ -85,18 +85,16 @@ class DataExchange:
 # -------------------------------------------------------------------------------------------------------- the optimizer
 
 
-INT16 = Dtype("int16", 2, False)
-
-
 class MegatronOptimizer:
     def __init__(
         self, parameters: Sequence[Tensor], ranks: int, in_layers: int, gradients: Dtype = FLOAT32, shares: bool = True,
-        expert_ranks: int = 1, aware: bool = False,
+        expert_ranks: int = 1, aware: bool = False, remainders: bool = False, moments: Dtype = FLOAT32,
     ) -> None:  # fmt: skip
         """`in_layers` of the weights are exchanged layer by layer (`DataExchange`). Ranks are those with the same
-        weights; of experts, which `expert_ranks` of them split, fewer."""
+        weights; of experts, which `expert_ranks` of them split, fewer. `aware` of precisions: see above; `remainders`
+        of masters alone are kept."""
         self.parameters, self.ranks, self.shares, self.dtype = parameters, ranks, shares, gradients
-        self.in_layers, self.aware = in_layers, aware
+        self.in_layers, self.aware, self.moments = in_layers, aware, moments
         self.machine = machine = parameters[0].machine
         every = machine.repeated(parameters)
         self.numel = sum(tensor.numel() for tensor in every)
@@ -109,7 +107,7 @@ class MegatronOptimizer:
         self.copies: Tensor | None = None
         self.master: Tensor | None = None
         if parameters[0].dtype is not FLOAT32 or shares:
-            self.master = machine.run("_to_copy", (), (self.share,), INT16 if aware else FLOAT32)
+            self.master = machine.run("_to_copy", (), (self.share,), INT16 if remainders else FLOAT32)
             self.master.block.role = Role.OPTIMIZER
 
     def begin_step(self) -> None:
@@ -142,7 +140,7 @@ class MegatronOptimizer:
             part = self.copies = machine.run("_to_copy", (part,), (share,), FLOAT32).as_role(Role.GRADIENTS)
         if not self.state:
             states = range(2)
-            self.state = [machine.run("zeros_like", (), (share,), FLOAT32).as_role(Role.OPTIMIZER) for _ in states]
+            self.state = [machine.run("zeros_like", (), (share,), self.moments).as_role(Role.OPTIMIZER) for _ in states]
         if clips:
             machine.launch("multi_tensor_l2norm", (part,), FLOAT32, FLOAT32.itemsize)
             machine.launch("multi_tensor_scale", (part,), FLOAT32, part.nbytes)

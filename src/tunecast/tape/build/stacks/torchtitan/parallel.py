@@ -54,7 +54,11 @@ def ranks_of(job: Job) -> TitanRanks:
     parallel = job.parallel
     others = parallel.tensor * parallel.pipeline * parallel.context  # which divide the cards (job/check.py)
     data = world // others
-    shard = max(1, job.hardware.gpus // others) if sharding_of(job).replicates_machines else data
+    shard = data
+    if parallel.replicate is not None:
+        shard = data // parallel.replicate
+    elif sharding_of(job).replicates_machines:
+        shard = max(1, job.hardware.gpus // others)
     if shard % parallel.expert:
         raise UsageError.at("parallel.expert", f"{shard} cards that share weights are no multiple of {parallel.expert}")
     return TitanRanks(data // shard, shard, parallel.context, parallel.tensor, parallel.pipeline, parallel.expert)
