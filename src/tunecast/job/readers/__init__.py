@@ -125,9 +125,7 @@ def _job_of_recipe(recipe: Recipe, overrides: Mapping[str, object], path: Path) 
 
     content = with_overrides(recipe.job, overrides)
     if recipe.global_batch is not None and "grad_accum" not in overrides:
-        content = with_accumulation(
-            {name: content[name] for name in content if name != "grad_accum"}, recipe.global_batch
-        )
+        content = with_accumulation({name: content[name] for name in content if name != "grad_accum"}, recipe.global_batch)
     try:
         recipes.require_modelled(recipe, str(path))
         job = job_from_dict(content)
