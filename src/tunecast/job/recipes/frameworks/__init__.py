@@ -1,8 +1,6 @@
 """A trainer each: what its keys say about a job, and the defaults of its release.
 
-automodel.py           NVIDIA's NeMo Automodel: one YAML a training, whose `recipe` and `_target_` are names of
-                       classes
+automodel.py           NVIDIA's NeMo Automodel: one YAML a training, whose `recipe` and `_target_` are names of classes
 axolotl.py             Axolotl's YAML
-torchtune.py           torchtune's YAML, of its recipes/configs or one's own
 training_arguments.py  Arguments of transformers' Trainer in a file
 """
