@@ -64,9 +64,10 @@ class Estimated:
         return max(1, round(tokens_of(found))) + around
 
     def range(self) -> tuple[float, float]:
-        found = range_of(self._totals)
         text = self._text_tokens()
-        whole = (text + self._around) or 1.0
+        if not text:
+            return 1.0, 1.0
+        found, whole = range_of(self._totals), text + self._around
         return (text * found.low + self._around) / whole, (text * found.high + self._around) / whole
 
     def _text_tokens(self) -> float:

@@ -11,7 +11,7 @@ from tunecast.job.texts.scan import Scan
 from tunecast.prediction.data.batches import MicroBatch, epochs_of, rows_of
 from tunecast.prediction.data.lengths import Epoch, epoch_of, longest_row
 from tunecast.prediction.data.preparation import preparation_s
-from tunecast.records import NamedTuple, dataclass
+from tunecast.records import NamedTuple, dataclass, replace
 from tunecast.result import Result
 from tunecast.tape.build.sharding.scheme import ranks_of
 
@@ -170,7 +170,8 @@ def data_rows(found: Scan, job: Job) -> DataRows:
     lengths = lengths_of(found, job.data.samples)
     epoch = epoch_of(job, lengths)
     assert epoch is not None
-    likely_s, low_s, high_s = preparation_s(job, epoch)
+    at_hand = replace(job, hardware=replace(job.hardware, download_bytes_per_s=None))
+    likely_s, low_s, high_s = preparation_s(at_hand, epoch)
     longer = [(length, count) for length, count in lengths.counts if length > job.seq_len]
     listed_tokens = sum(length * count for length, count in lengths.counts)
     return DataRows(

@@ -62,7 +62,7 @@ def _facts(found: TrainingData) -> Iterator[str]:
     many = len(found.files)
     files = f"{many:,} files of {shown(found.path)}" if many > 1 else shown(found.files[0])
     others = f"; rows of other formats: {_others(found)}" if len(found.formats) > 1 else ""
-    yield f"read: {files}, {found.size_bytes / 1e6:,.1f} MB, columns {shown(', '.join(found.columns))}{others}"
+    yield f"read: {files}, {_size(found.size_bytes)}, columns {shown(', '.join(found.columns))}{others}"
 
 
 def _others(found: TrainingData) -> str:
@@ -100,9 +100,13 @@ def row_sentences(rows: DataRows) -> Iterator[str]:
     largest = rows.largest_batch
     certain = "the largest batch of the run" if largest.certain else "no batch is larger than"
     yield f"{certain}{':' if largest.certain else ''} {largest.rows:,} x {largest.length:,} tokens"
-    if rows.preparation_s:
+    if rows.preparation_s >= 1:
         low, high = map(duration, rows.preparation_range_s)
         yield f"tokenizing it takes {duration(rows.preparation_s)} ({low} to {high})"
+
+
+def _size(nbytes: int) -> str:
+    return f"{nbytes / 1e6:,.1f} MB" if nbytes >= 1e6 else f"{nbytes / 1e3:,.1f} kB"
 
 
 def _many(tokens: int) -> str:
