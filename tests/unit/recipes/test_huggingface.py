@@ -151,7 +151,8 @@ JUNK = (["a", {"b": 1}], {"x": [1]}, 10**30, float("nan"), "nonsense", -1, True,
 @pytest.mark.parametrize("value", JUNK, ids=repr)
 def test_any_type_may_stand_anywhere(value: object) -> None:
     names = [
-        *("per_device_train_batch_size", "optim", "bf16", "fp16", "gradient_checkpointing_kwargs", "torch_compile_mode"),
+        *("per_device_train_batch_size", "optim", "bf16", "fp16", "gradient_checkpointing_kwargs"),
+        *("torch_compile_mode", "group_by_length"),
         *("max_steps", "num_train_epochs", "eval_strategy", "eval_steps", "save_steps", "save_strategy", "fsdp"),
         *("fsdp_config", "deepspeed", "accelerator_config", "max_length", "packing_strategy", "attn_implementation"),
         *("torch_dtype", "lora_target_modules", "lora_r", "load_in_4bit", "bnb_4bit_quant_type", "loss_type"),

@@ -30,6 +30,7 @@ from tunecast.job.recipes.request import Launch, Request
 
 FRAMEWORKS: tuple[str, ...] = (
     "axolotl",
+    "trl",
     "training_arguments",
     "automodel",
 )
