@@ -2,20 +2,23 @@
 
     python benchmarks/edge.py
 
-`generate.py` drew the jobs, `predict.py --edge` said what they take (data/edge_predictions.jsonl, never written again),
-`measure.py` then ran those that fit on an H200 (data/edge_runs.jsonl). What is compared is what was said before.
+`generate.py` drew the jobs of two draws, `predict.py --edge` said what they take (data/edge_predictions.jsonl and
+edge2_predictions.jsonl, never written again), `measure.py` then ran those that fit on an H200 (data/edge_runs.jsonl,
+edge2_runs.jsonl). What is compared is what was said before.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "src")]
 
+from generate import EDGE_DRAWS  # noqa: E402
 from report_rows import lines_of  # noqa: E402
 from timing import write_result  # noqa: E402
 
@@ -38,13 +41,14 @@ def row_of(run: Row) -> Row:
     return {**row, **{f"{kind}_error": value for kind, value in off.items()}}
 
 
-def main() -> None:
-    rows = [row_of(run) for run in lines_of("edge_runs.jsonl")]
+def summary(names: Sequence[str]) -> Row:
+    """Of these draws together."""
+    rows = [row_of(run) for name in names for run in lines_of(f"{name}_runs.jsonl")]
     ran = [row for row in rows if "failed" not in row]
     called_exact = [row for row in ran if not row["guesses"]]
     exact = [row for row in ran if row["allocated_error"] == 0]
-    summary = {
-        "drawn": len(lines_of("edge_predictions.jsonl")),
+    return {
+        "drawn": sum(len(lines_of(f"{name}_predictions.jsonl")) for name in names),
         "started": len(rows),
         "ran": len(ran),
         "architectures": len({row["architecture"] for row in ran}),
@@ -52,10 +56,17 @@ def main() -> None:
         "called_exact": len(called_exact),
         "called_exact_to_the_byte": sum(row in exact for row in called_exact),
         "worst_allocated": max((row["allocated_error"] for row in ran), key=abs),
+        "worst_allocated_called_exact": max((row["allocated_error"] for row in called_exact), key=abs),
         "worst_reserved": max((row["reserved_error"] for row in ran), key=abs),
+        "rows": rows,
     }
-    write_result(HERE / "results" / "edge.json", {**summary, "rows": rows})
-    print(json.dumps(summary, indent=1))
+
+
+def main() -> None:
+    whole = summary(tuple(EDGE_DRAWS))
+    draws = {name: {key: value for key, value in summary([name]).items() if key != "rows"} for name in EDGE_DRAWS}
+    write_result(HERE / "results" / "edge.json", {**whole, "draws": draws})
+    print(json.dumps({**draws, "both": {key: value for key, value in whole.items() if key != "rows"}}, indent=1))
 
 
 if __name__ == "__main__":

@@ -57,7 +57,7 @@ JOB = {
     "--no-reshard-after-forward", "--context-kind", "--offload-device", "--nvme-rate", "--prepared", "--no-prepared",
     "--num-proc", "--sync-each-batch", "--no-sync-each-batch", "--cpu-ram-efficient-loading",
     "--no-cpu-ram-efficient-loading", "--load-on-rank-0", "--no-load-on-rank-0", "--state-dict-type",
-    "--save-only-model", "--no-save-only-model",
+    "--evals-per-epoch", "--eval-max-batches", "--saves-per-epoch", "--save-only-model", "--no-save-only-model",
 }  # fmt: skip
 
 

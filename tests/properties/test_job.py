@@ -52,7 +52,11 @@ def right(knob: Knob) -> st.SearchStrategy[Any]:
         "id": st.integers(-(2**62), 2**62) | st.sampled_from(["a", "run 1"]),
         "release": st.sampled_from(["4.48.1", "5.22", "2.13.0+cpu", "2026.10.9", "0"]),
         "choice": st.sampled_from(knob.choices or ("",)),
-        "names": st.sampled_from([list(knob.choices), *(knob.choices if knob.default is None else ())]),
+        "names": (
+            st.sampled_from([list(knob.choices), *knob.choices])
+            if knob.default is None
+            else st.lists(st.sampled_from(knob.choices or ("",)), unique=True, max_size=3)
+        ),
         "ints": st.lists(st.integers(1, 4096), min_size=1, max_size=4),
         "ints or text": st.lists(st.integers(1, 4096), min_size=1, max_size=4) | st.just("uniform(1, 9)"),
     }

@@ -283,10 +283,11 @@ def test_an_id_is_shown_short_and_plain(
     ("wrong", "right"),
     [
         ({"run": {"eval_steps": 5}}, {"run": {"eval_steps": 5, "eval_strategy": "steps"}}),
+        ({"run": {"evals_per_epoch": 5}}, {"run": {"evals_per_epoch": 5, "eval_strategy": "steps"}}),
         ({"parallel": {"virtual_stages": 7}}, {"parallel": {"virtual_stages": 7, "pipeline": 2}}),
         ({"parallel": {"context_kind": "ulysses"}}, {"parallel": {"context_kind": "ulysses", "context": 2}}),
     ],
-    ids=["eval_steps", "virtual_stages", "context_kind"],
+    ids=["eval_steps", "evals_per_epoch", "virtual_stages", "context_kind"],
 )
 def test_a_field_without_what_it_belongs_to_is_refused(wrong: dict[str, Any], right: dict[str, Any]) -> None:
     section, fields = next(iter(wrong.items()))

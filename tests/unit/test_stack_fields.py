@@ -23,7 +23,7 @@ SPLIT = {
     "parallel": {"data": "zero1", "tensor": 2, "pipeline": 2}, "data": {"samples": 400},
 }  # fmt: skip
 OF_DATA = {
-    "data": {"lengths": [500, 260] * 200, "samples": 400, "eval_samples": 64},
+    "data": {"lengths": [500, 260] * 200, "samples": 400, "eval_samples": 640},
     "parallel": {"data": "zero1", "tensor": 2},
     "run": {"eval_strategy": "steps", "eval_steps": 2, "save_steps": 3},
 }  # fmt: skip
@@ -43,7 +43,7 @@ OTHERS: dict[str, list[Any]] = {
     "data.pad_to_multiple_of": [64], "data.max_tokens_per_batch": [2048], "data.workers": [4], "data.num_proc": [4],
     "data.seed": [7],
     "data.eval_samples": [500], "run.max_steps": [7], "run.eval_steps": [4], "run.eval_batch": [1],
-    "run.save_steps": [2],
+    "run.save_steps": [2], "run.evals_per_epoch": [5.0], "run.eval_max_batches": [1], "run.saves_per_epoch": [30.0],
     "run.save_total_limit": [1], "hardware.gpu": ["b200-sxm-180gb"], "hardware.gpus": [4], "hardware.nodes": [1],
     "hardware.capacity_bytes": [2**34], "hardware.reserve_bytes": [2**33], "hardware.interconnect": ["pcie4"],
     "hardware.inter_node_gbps": [0.01], "hardware.launch_us": [50.0], "hardware.provisioning_s": [60.0],

@@ -12,7 +12,8 @@ import pytest
 
 from tunecast.job import Job, job_from_dict
 from tunecast.job.lengths import sample_lengths
-from tunecast.prediction.data.lengths import Epoch, epoch_of
+from tunecast.prediction.data.batches import steps_between_evaluations, steps_between_saves
+from tunecast.prediction.data.lengths import Epoch, epoch_of, eval_batches, evaluated_rows
 from tunecast.prediction.price.host import DEFAULT_HOST, Host, loop_s
 from tunecast.prediction.time import whole
 from tunecast.prediction.time.by_length import WAITING, ByLength, mean_step, mean_step_s, priced_lengths
@@ -230,6 +231,34 @@ def test_what_is_not_known_is_named():
     assert [reason.partition(" (")[0] for reason in told.missing] == ["download, loading and saving", "evaluation"]
     assert told.phases_s["checkpoints"] == 0
     assert whole_time(job(), None, {100: step(0.5)}) is None
+
+
+def test_evaluations_and_checkpoints_by_the_epoch():
+    """1,000 steps of 2 epochs: 5 evaluations an epoch are one every 100 steps, 3 checkpoints one every 167."""
+    run = {"eval_strategy": "steps", "evals_per_epoch": 5, "saves_per_epoch": 3}
+    made = job(data={"samples": 1000, "epochs": 2, "eval_samples": 100}, run=run)
+    told = whole_time(made, epoch_of(made), {100: step(0.5)}, evaluation_s=5.0)
+    assert told is not None
+    assert (steps_between_evaluations(made, 1000), steps_between_saves(made, 1000)) == (100, 167)
+    assert (told.steps, told.evaluations, told.checkpoints) == (1000, 10, 6)
+    # half of one an epoch: one in two epochs; and never less than a step apart
+    seldom = job(data={"epochs": 2}, run={"eval_strategy": "steps", "evals_per_epoch": 0.5, "saves_per_epoch": 900})
+    assert (steps_between_evaluations(seldom, 1000), steps_between_saves(seldom, 1000)) == (1000, 1)
+
+
+def test_an_evaluation_of_so_many_batches_at_most():
+    evaluated = {"eval_strategy": "epoch", "eval_batch": 8}
+    assert eval_batches(job(data={"eval_samples": 100}, run=evaluated))[0] == 13
+    assert eval_batches(job(data={"eval_samples": 100}, run=evaluated | {"eval_max_batches": 5}))[0] == 5
+    assert eval_batches(job(data={"eval_samples": 100}, run=evaluated | {"eval_max_batches": 50}))[0] == 13
+    on_two = job(data={"eval_samples": 100}, run=evaluated | {"eval_max_batches": 5}, hardware={"gpus": 2})
+    assert eval_batches(on_two)[0] == 5 and evaluated_rows(on_two) == 80
+    # a job that does not say how many samples there are has as many batches as that
+    made = job(data={"samples": 10}, run=evaluated | {"eval_max_batches": 7})
+    told = whole_time(made, epoch_of(made), {100: step(0.5)}, evaluation_s=2.0)
+    assert told is not None and told.phases_s["evaluation"] == pytest.approx(3 * 2.0)
+    assert eval_batches(made)[0] == 7 and "each evaluation is of 7 batches" in " ".join(told.assumptions)
+    assert not any("evaluation" in reason for reason in told.missing)
 
 
 def test_max_steps_alone_makes_a_whole_job():

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from enum import IntEnum
 
 from tunecast.job.job import Job
-from tunecast.job.kernels import chosen_kernels
+from tunecast.job.kernels import chosen_kernels, liger_parts
 from tunecast.job.names import BITSANDBYTES
 from tunecast.job.optimizers import optimizer_of
 from tunecast.job.shardings import REPLICATED, SHARDED, SHARDINGS, sharding_of
@@ -116,7 +116,7 @@ def _where(condition: Callable[[Job], bool], overrides: Overrides) -> Callable[[
 
 
 def _liger(job: Job) -> Iterator[Overrides]:
-    if "liger" not in job.kernels:
+    if not liger_parts(job):
         yield {"kernels": [*job.kernels, "liger"]}
 
 

@@ -110,7 +110,7 @@ def _decisive(job: Job) -> Iterator[tuple[str, Overrides]]:
     yield "gradient_checkpointing", {"gradient_checkpointing": not job.gradient_checkpointing}
     if has_data(job) and job.run.max_steps is None:
         yield "data.epochs", {"data.epochs": 1.0}
-    if has_data(job) and job.run.save_strategy == "steps":
+    if has_data(job) and job.run.save_strategy == "steps" and job.run.saves_per_epoch is None:
         yield "run.save_steps", {"run.save_strategy": "epoch"}
 
 

@@ -22,6 +22,7 @@ offers.py       `tunecast offers [TEXT...]`, `offers update`, `offers add FILE`,
 pages.py        what a page says of itself
 plan.py         `tunecast plan JOB`: which machines to rent, with which settings, at what total cost
 predict.py      `tunecast predict JOB...`: what a job needs, how long it takes, whether it fits
+read.py         `tunecast read PATH [KEY=VALUE ...]`: the job understood from the file somebody trains with
 terminal.py     what stdout and stderr can show; the line that counts the seconds
 trace.py        `tunecast trace -- train.py`: an unmodified script, run by the user's own interpreter on a card that
                 is not there

@@ -120,7 +120,7 @@ class Planner:
             filters.size_of("egress", given["egress"]),
             self.vat_fraction,
             given["runs"],
-            chooses_saves=not self.freedom.written & {"run.save_strategy", "run.save_steps"},
+            chooses_saves=not self.freedom.written & {"run.save_strategy", "run.save_steps", "run.saves_per_epoch"},
         )
         return Question(
             self.today,

@@ -36,6 +36,7 @@ stored.py       How a checkpoint's weights are packed, as the `quantization_conf
 writer.py       Files that are written whole or not at all: a reader never sees half of one, and nothing is left where
                 it fails
 readers/        Jobs from wherever they are written: a file of one of the formats below, or a model's name with flags
+recipes/        The files people already train with, as jobs
 """
 
 from __future__ import annotations

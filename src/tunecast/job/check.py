@@ -10,9 +10,10 @@ import math
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+from tunecast.job.kernels import CUT_HEAD, FUSED_HEAD, FUSED_LOSS, LIGER_PARTS, LORA_TRITON
 from tunecast.job.knob import Problem, knobs_of, shown
 from tunecast.job.names import BITSANDBYTES
-from tunecast.job.sections import Lora, Quantization
+from tunecast.job.sections import Lora, Quantization, Run
 from tunecast.job.shardings import REPLICATED, SHARDINGS, able_to_offload
 from tunecast.records import NamedTuple
 
@@ -146,6 +147,42 @@ def flash_needs_half(attention: str, dtype: str, autocast: str | None) -> str | 
     return f"{got}; allowed: sdpa or eager, or autocast: bfloat16; nearest: sdpa"
 
 
+@rule("kernels")
+def one_loss_of_liger(kernels: tuple[str, ...]) -> str | None:
+    """liger_kernel/transformers/monkey_patch.py: "cross_entropy and fused_linear_cross_entropy cannot both be True"."""
+    if FUSED_LOSS not in kernels or not {"liger", FUSED_HEAD} & set(kernels):
+        return None
+    other = FUSED_HEAD if FUSED_HEAD in kernels else "liger"
+    return f"got {FUSED_LOSS} with {other}, which has a loss of its own; allowed: one of the two; nearest: {other}"
+
+
+@rule("kernels")
+def one_head_and_loss(kernels: tuple[str, ...]) -> str | None:
+    """axolotl/utils/schemas/validation.py refuses more than one of them."""
+    heads = [name for name in (CUT_HEAD, FUSED_LOSS, FUSED_HEAD, "liger") if name in kernels]
+    if CUT_HEAD not in kernels or len(heads) == 1:
+        return None
+    other = heads[1]
+    remedy = "Liger's other parts by their names" if other == "liger" else "one of the two"
+    return f"got {CUT_HEAD} with {other}, which has a loss of its own; allowed: {remedy}; nearest: {CUT_HEAD}"
+
+
+@rule("kernels", "method")
+def fused_adapters_need_adapters(kernels: tuple[str, ...], method: str) -> str | None:
+    if LORA_TRITON not in kernels or method != "full":
+        return None
+    return f"got {LORA_TRITON} with method full, which has no adapters; allowed: with lora or qlora; nearest: none"
+
+
+@rule("kernels")
+def foak_has_its_own(kernels: tuple[str, ...]) -> str | None:
+    """fms-acceleration has norms, rotations, losses and adapters of its own, and of Liger's the fused head alone."""
+    others = [name for name in kernels if name in (*LIGER_PARTS, CUT_HEAD, LORA_TRITON)]
+    if "foak" not in kernels or not others:
+        return None
+    return f"got {others[0]} with foak, which has its own; allowed: foak, or foak and liger; nearest: foak"
+
+
 @rule("weights_dtype", "autocast", "method")
 def scaler_needs_wide_weights(dtype: str, autocast: str | None, method: str) -> str | None:
     """torch.amp.GradScaler.unscale_ raises "Attempting to unscale FP16 gradients."."""
@@ -240,6 +277,23 @@ def steps_between_evaluations(steps: int | None, strategy: str) -> str | None:
         return None
     got = f"got {steps} with eval_strategy {shown(strategy)}"
     return f"{got}; allowed: null, or with eval_strategy steps; nearest: null"
+
+
+@rule("run.evals_per_epoch", "run.eval_steps", "run.eval_strategy")
+def one_count_of_evaluations(per_epoch: float | None, steps: int | None, strategy: str) -> str | None:
+    if per_epoch is None or (strategy == "steps" and steps is None):
+        return None
+    if strategy != "steps":
+        got = f"got {per_epoch:g} with eval_strategy {shown(strategy)}"
+        return f"{got}; allowed: null, or with eval_strategy steps; nearest: null"
+    return f"got {per_epoch:g} and eval_steps {steps} too; allowed: one of the two; nearest: null"
+
+
+@rule("run.saves_per_epoch", "run.save_steps")
+def one_count_of_checkpoints(per_epoch: float | None, steps: int) -> str | None:
+    if per_epoch is None or steps == knobs_of(Run)["save_steps"].default:
+        return None
+    return f"got {per_epoch:g} and save_steps {steps} too; allowed: one of the two; nearest: null"
 
 
 @rule("parallel.virtual_stages", "parallel.pipeline")

@@ -14,6 +14,7 @@ from functools import cache
 
 from tunecast.errors import UsageError, nearest
 from tunecast.job.job import all_knobs, sections
+from tunecast.job.kernels import CUT_HEAD, LIGER_PARTS, LORA_TRITON
 from tunecast.job.knob import BOOLS, Wrong, shown
 
 Fields = Mapping[str, object]
@@ -50,9 +51,18 @@ MEANINGS: Mapping[str, Mapping[str, Fields]] = {
         }
         for name in ("flash_attention", "flash_attn", "use_flash_attention_2", "use_flash_attention")
     },
+    "flex_attention": {"true": {"attention": "flex_attention"}, "false": {}},
+    "xformers_attention": {"true": {"attention": "xformers"}, "false": {}},
     **{
         name: {"true": {"kernels": "liger"}, "false": {}}
         for name in ("use_liger_kernel", "use_liger", "enable_liger_kernel", "liger")
+    },
+    # axolotl's, each by itself
+    **{name: {"true": {"kernels": name}, "false": {}} for name in (*LIGER_PARTS, CUT_HEAD)},
+    **{name: {"true": {"kernels": "liger_glu"}, "false": {}} for name in ("liger_glu_activation", "liger_swiglu")},
+    **{
+        name: {"true": {"kernels": LORA_TRITON}, "false": {}}
+        for name in ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel")
     },
     "train_sampling_strategy": {
         "group_by_length": {"data.group_by_length": "true"},
@@ -81,8 +91,6 @@ POINTERS: Mapping[str, tuple[str, str]] = {
     **dict.fromkeys(("max_samples", "num_samples", "max_train_samples"), ("data.samples", _COUNT)),
     "train_file": ("data.lengths", "(a file of their lengths)"),
     **dict.fromkeys(("val_set_size", "val_size", "eval_dataset"), ("data.eval_samples", _COUNT)),
-    "evals_per_epoch": ("run.eval_steps", "(steps between two)"),
-    "saves_per_epoch": ("run.save_steps", "(steps between two)"),
     **dict.fromkeys(("num_tokens", "token"), ("data.tokens", _COUNT)),
     "precision": ("weights_dtype", "(of the weights; autocast for mixed precision)"),
     **dict.fromkeys(("vram", "memory", "gpu_memory", "vram_gb"), ("hardware.gpu", "24gb (a card of that size)")),
@@ -145,7 +153,9 @@ def fields_meant(given: Iterable[tuple[str, object]]) -> dict[str, object]:
         spelled = plain(name)
         if spelled in MEANINGS:
             for field, meant in meaning(spelled, value).items():
-                if meant is not None or implied.get(field) is None:
+                if field == "kernels" and field in implied:  # each of Liger's parts is a switch of its own
+                    implied[field] = f"{implied[field]},{meant}"
+                elif meant is not None or implied.get(field) is None:
                     implied[field] = meant
             continue
         dotted = called().get(spelled, spelled)

@@ -13,7 +13,7 @@ from typing import Any
 
 from tunecast import records
 from tunecast.job.check import changed, contradictions, settled
-from tunecast.job.kernels import CHOSEN, INSTALLED
+from tunecast.job.kernels import ATTENTIONS, CHOSEN, INSTALLED
 from tunecast.job.knob import (
     OURS,
     REQUIRED,
@@ -164,14 +164,16 @@ class Job(Section):
     attention: str = field(
         "sdpa",
         transformers("PreTrainedModel.get_correct_attn_implementation"),
-        "attention implementation",
-        choices=("sdpa", "eager", "flash_attention_2", "flash_attention_3"),
+        "attention implementation; flex_attention and xformers are estimates",
+        choices=ATTENTIONS,
         aka="attn_implementation attn attn_impl",
     )
     kernels: tuple[str, ...] = field(
         (),
         trl("SFTConfig.use_liger_kernel", False),
-        "fused kernels in use; fla, causal-conv1d, mamba-ssm: installed, so that layers without attention take them",
+        "fused kernels in use: Liger's all (liger, with head and loss as one) or one by one, cut_cross_entropy and "
+        "axolotl's lora_triton (estimates), foak; fla, causal-conv1d, mamba-ssm: installed, so that layers without "
+        "attention take them",
         choices=(*CHOSEN, *INSTALLED),
     )
     loss: str | None = field(

@@ -15,6 +15,10 @@ SAME = {
     # transformers' attn_implementation, and what its users call it
     **dict.fromkeys(("fa2", "flash", "flash_attn", "flash_attn_2", "flash_attention", "flash2"), "flash_attention_2"),
     **dict.fromkeys(("fa3", "flash_attn_3", "flash3"), "flash_attention_3"),
+    **dict.fromkeys(("flex", "flex_attn"), "flex_attention"),
+    **dict.fromkeys(("kernels_community/flash_attn", "kernels_community/flash_attn2"), "flash_attention_2"),
+    # kernels of the Hub, which `attn_implementation` may name; vLLM's are built from flash-attn's
+    **dict.fromkeys(("kernels_community/flash_attn3", "kernels_community/vllm_flash_attn3"), "flash_attention_3"),
     # Both adamw_torch and adamw_torch_fused are torch.optim.AdamW; the fused one is what transformers' `optim` is
     # when nobody says (TrainingArguments.default_optim). The others: the names of OptimizerNames' members.
     **dict.fromkeys(("adamw", "adamw_fused"), "adamw_torch_fused"),

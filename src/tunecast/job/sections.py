@@ -189,6 +189,20 @@ class Run(Section):
         "with eval_strategy steps: steps between two evaluations; null: 500, as logging_steps",
         within=(1, 10**12),
     )
+    evals_per_epoch: float | None = field(
+        None,
+        OURS,
+        "with eval_strategy steps: evaluations an epoch, evenly spread over the run, instead of eval_steps (axolotl's)",
+        within=(0, 1e6),
+        above_low=True,
+    )
+    eval_max_batches: int | None = field(
+        None,
+        OURS,
+        "batches that a device evaluates at most; null: all of eval_samples",
+        within=(1, 10**12),
+        aka="max_validation_steps eval_iters",
+    )
     eval_batch: int = field(
         8,
         transformers("TrainingArguments.per_device_eval_batch_size"),
@@ -204,6 +218,13 @@ class Run(Section):
     )
     save_steps: int = field(
         500, transformers("TrainingArguments.save_steps"), "steps between two checkpoints", within=(1, 10**12)
+    )
+    saves_per_epoch: float | None = field(
+        None,
+        OURS,
+        "with save_strategy steps: checkpoints an epoch, evenly spread over the run, instead of save_steps (axolotl's)",
+        within=(0, 1e6),
+        above_low=True,
     )
     save_total_limit: int | None = field(
         None,

@@ -18,6 +18,7 @@ from tunecast.market.cost import (
 from tunecast.market.offer import OWNED, RESERVED, SPOT, Offer
 from tunecast.market.provider import Provider, terms
 from tunecast.planning.estimate import Timed
+from tunecast.prediction.data.batches import steps_between_saves
 from tunecast.records import NamedTuple, dataclass
 from tunecast.units import GB, HOUR_S
 
@@ -212,7 +213,7 @@ def _save_s(timed: Timed) -> float:
 def _between_saves_s(timed: Timed, step_s: float, job: Job) -> float | None:
     """None where nothing is saved on the way."""
     if job.run.save_strategy == "steps":
-        return job.run.save_steps * step_s
+        return steps_between_saves(job, timed.whole.steps) * step_s
     if job.run.save_strategy == "epoch" and timed.whole.checkpoints:
         return timed.whole.steps / timed.whole.checkpoints * step_s
     return None

@@ -48,12 +48,12 @@ Way = tuple[str, dict[str, float]]
 
 
 def _shorter(phases: dict[str, float], biller: Biller, is_spot: bool) -> Iterator[Way]:
-    data, run = biller.job.data, biller.job.run
+    run = biller.job.run
     if phases.get("preparation"):
         yield "tokenise before you rent (data.prepared)", {**phases, "preparation": 0.0}
     if phases.get("checkpoints") and run.save_strategy != "no" and not is_spot:
         yield "save the model at the end alone (run.save_strategy: no)", {**phases, "checkpoints": 0.0}
-    if phases.get("evaluation") and data.eval_samples:
+    if phases.get("evaluation"):
         advice = "evaluate afterwards on a cheaper card (run.eval_strategy: no)"
         yield advice, {**phases, "evaluation": 0.0}
     if phases.get("download"):

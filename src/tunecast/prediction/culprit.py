@@ -16,6 +16,7 @@ from typing import Any
 
 from tunecast.errors import NotResolved, TunecastError, Unsupported
 from tunecast.job.job import Job
+from tunecast.job.kernels import liger_parts
 from tunecast.job.knob import shown
 from tunecast.job.model import BUNDLED, ModelConfig, model_config
 from tunecast.job.registry import bundled_config, bundled_names
@@ -59,10 +60,9 @@ def require_architecture(job: Job, model: ModelConfig) -> None:
         if build(model) is None:
             told = f"{model.source}: model_type: got {shown(model.model_type)}, which the closed form does not know"
             raise Unsupported(f"{told} of {job.stack}. To fix: trace your own script, `tunecast trace`", field="model")
-    for kernels in ("foak", "liger"):
-        if kernels in job.kernels:  # foak has Liger's loss of its own
-            import_module(f"tunecast.tape.build.{kernels}").require_known(model.model_type)
-            break
+    package = "foak" if "foak" in job.kernels else "liger" if liger_parts(job) else None
+    if package is not None:  # foak has Liger's loss of its own
+        import_module(f"tunecast.tape.build.{package}").require_known(model.model_type)
 
 
 def _culprit(model: ModelConfig, predict: Callable[[ModelConfig], object], error: Exception) -> NotResolved | None:

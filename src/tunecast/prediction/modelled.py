@@ -14,7 +14,7 @@ from tunecast.hardware.grids import FIELD as COUNTRY
 from tunecast.hardware.grids import grid
 from tunecast.hardware.spec import Gpu
 from tunecast.job.job import Job, all_knobs
-from tunecast.job.kernels import chosen_kernels
+from tunecast.job.kernels import LIGER_PARTS, chosen_kernels
 from tunecast.job.knob import shown
 from tunecast.job.model import ModelConfig
 from tunecast.job.optimizers import optimizer_of
@@ -141,7 +141,10 @@ RULES: Mapping[str, Callable[[Job], str | None]] = {
 RECIPE_RULES: Mapping[str, Callable[[Job], str | None]] = {
     "hardware.gpus": _one_card,
     "matmul_dtype": _unless_traced("matmul_dtype", None),
-    "kernels": _only(chosen_kernels, (), ("liger",)),
+    "attention": _only(lambda job: job.attention, "sdpa", "eager", "flash_attention_2", "flash_attention_3"),
+    "kernels": _only(
+        lambda job: tuple(name for name in chosen_kernels(job) if name not in ("liger", *LIGER_PARTS)), ()
+    ),
     "loss": _unless_traced("loss", None, "full"),
     "optimizer_in_backward": _only(lambda job: job.optimizer_in_backward, False),
     "offload_activations": _only(lambda job: job.offload_activations, False),
@@ -197,6 +200,7 @@ def job_assumptions(job: Job, followed: Job, own: OwnRun | None = None) -> list[
 
 
 _BY_FSDP = "parallel.data", lambda job: sharding_of(job).is_fsdp
+_BY_STEPS = "run.save_strategy", lambda job: job.run.save_strategy == "steps"
 BELONGS_TO: Mapping[str, tuple[str, Callable[[Job], bool]]] = {
     "parallel.fsdp_version": _BY_FSDP,
     "parallel.reshard_after_forward": _BY_FSDP,
@@ -206,7 +210,9 @@ BELONGS_TO: Mapping[str, tuple[str, Callable[[Job], bool]]] = {
     "hardware.inter_node_gbps": ("hardware.nodes", lambda job: job.hardware.nodes > 1),
     "hardware.nvme_bytes_per_s": ("parallel.offload_device", lambda job: job.parallel.offload_device == "nvme"),
     "data.packing_strategy": ("data.packing", lambda job: job.data.packing),
-    "run.save_steps": ("run.save_strategy", lambda job: job.run.save_strategy == "steps"),
+    "run.save_steps": _BY_STEPS,
+    "run.saves_per_epoch": _BY_STEPS,
+    "run.eval_max_batches": ("run.eval_strategy", lambda job: job.run.eval_strategy != "no"),
 }
 """Fields that say how to do what another has to ask for, and whether it does. They are not refused: a plan chooses the
 cards and how the job is spread over them, and then some of them come to count."""

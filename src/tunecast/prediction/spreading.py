@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from tunecast.job.job import Job
+from tunecast.job.kernels import CUT_HEAD, FUSED_HEAD, liger_parts
 from tunecast.job.optimizers import OPTIMIZERS, optimizer_of
 from tunecast.job.shardings import REPLICATED, SHARDED, SHARDINGS, ZERO, sharding_of
 from tunecast.job.stacks import STACKS, stack_of, stacks_where
@@ -155,8 +156,9 @@ def _kernels(job: Job) -> str | None:
         return None
     if "foak" in job.kernels:
         return "got foak, which is known with parallel.fsdp_version 1 or on replicas (ddp)"
-    if "liger" in job.kernels and job.method != "full":
-        return "got liger with adapters on cut weights: its head reads a weight nobody gathers; allowed: none"
+    head = CUT_HEAD if CUT_HEAD in job.kernels else "liger" if FUSED_HEAD in liger_parts(job) else None
+    if head is not None and job.method != "full":
+        return f"got {head} with adapters on cut weights: its head reads a weight nobody gathers; allowed: none"
     return None
 
 

@@ -49,7 +49,28 @@ def case(model: str, name: str, values: dict[str, Any]) -> tuple[str, dict[str, 
     return f"{model}-{name}", {"kernels": ["liger"], **values}, {"model_type": model, **MODELS[model]}
 
 
+def part_case(model: str, training: str, *parts: str) -> tuple[str, dict[str, Any], dict[str, Any]]:
+    named = {"kernels": [f"liger_{part}" for part in parts], **TRAININGS[training]}
+    return f"{model}-{training}-{'+'.join(parts)}", named, {"model_type": model, **MODELS[model]}
+
+
+PARTS = [
+    *(part_case("llama", training, "fused_linear_cross_entropy") for training in TRAININGS),
+    part_case("llama", "lora", "rms_norm"),
+    part_case("llama", "float32", "rms_norm", "glu"),
+    part_case("llama", "lora", "rms_norm", "glu", "fused_linear_cross_entropy"),
+    part_case("qwen2", "lora", "glu"),
+    part_case("qwen2", "float32", "glu", "fused_linear_cross_entropy"),
+    part_case("mistral", "full", "rope"),
+    part_case("gemma2", "lora", "glu"),
+    part_case("phi3", "lora", "rope"),
+    part_case("llama", "lora", "rope", "rms_norm", "glu"),
+    *(part_case("llama", training, "rope", "rms_norm", "glu", "cross_entropy") for training in TRAININGS),
+    part_case("gemma2", "float32", "rope", "rms_norm", "glu", "cross_entropy"),
+]
+"""Of one model those with more parts come later, and Liger's loss last: what one case has replaced stays replaced."""
 CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    *PARTS,
     *(case("llama", name, values) for name, values in TRAININGS.items()),
     *(
         case(model, name, TRAININGS[name])

@@ -119,17 +119,15 @@ def _recipe(path: Path) -> Recipe | None:
 
 def _job_of_recipe(recipe: Recipe, overrides: Mapping[str, object], path: Path) -> Job | JobError:
     from tunecast.job import recipes
-    from tunecast.job.recipes.recipe import with_accumulation
+    from tunecast.job.recipes import cards
 
     content = with_overrides(recipe.job, overrides)
-    if recipe.global_batch is not None and "grad_accum" not in overrides:
-        content = with_accumulation({name: content[name] for name in content if name != "grad_accum"}, recipe.global_batch)
+    unsaid = cards.unsaid(content, recipe.global_batch)
     try:
         recipes.require_modelled(recipe, str(path))
-        job = job_from_dict(content)
+        job = job_from_dict(cards.on_its_cards(content, recipe.global_batch, "grad_accum" in overrides))
     except TunecastError as error:
         return job_error(recipes.at_its_place(error, recipe, str(path)))
-    unsaid = recipes.unsaid(content, recipe.global_batch)
     return replace(job, not_modelled=tuple(map(str, recipe.not_understood)), unsaid=unsaid)
 
 

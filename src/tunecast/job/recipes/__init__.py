@@ -3,13 +3,18 @@
 A new framework is one file in frameworks/ with NAME, RELEASE, `recognises(document)` and `read(draft, request)`, and
 its name in `FRAMEWORKS`; one that is called by a command also has `invocation(words)`.
 
+commands.py   The commands of a shell script, as far as its text tells them
+cards.py      What follows from how many cards there are: the launcher may say it, or the user, after the file was read
 document.py   A file as a trainer wrote it: what it holds, and on which line
 draft.py      A recipe in the making: a reader takes keys one by one, and what it leaves is reported
 huggingface.py  Keys of transformers' TrainingArguments, TRL's SFTConfig and ModelConfig, wherever they stand
 recipe.py     What was understood: the job, where each field comes from, what was assumed, what was not read
 request.py    What a reader is asked: a file with what its command line sets, and what stands around it
+trainings.py  The trainings among the commands of a script
 values.py     Numbers and switches as YAML and JSON files spell them
+words.py      Words of a command, and what flags among them say
 frameworks/   A trainer each
+launch/       What stands around a training: who starts it, and who orders machines for it
 parts/        Files that go with several trainers: accelerate's, DeepSpeed's, PEFT's
 """
 
@@ -18,21 +23,27 @@ from __future__ import annotations
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from tunecast import __version__
 from tunecast.errors import TunecastError, Unsupported, UsageError
 from tunecast.job.job import all_knobs, sections
+from tunecast.job.readers.bounds import MOST_YAML_BYTES, bounded_text
 from tunecast.job.recipes.document import Document, read_document
 from tunecast.job.recipes.draft import Draft
-from tunecast.job.recipes.recipe import Recipe
+from tunecast.job.recipes.launch.schedulers import Ordered, is_task, of_skypilot, of_slurm
+from tunecast.job.recipes.parts.accelerate import read_accelerate
+from tunecast.job.recipes.recipe import Place, Recipe
 from tunecast.job.recipes.request import Launch, Request
+from tunecast.job.recipes.trainings import request_of, trainings_of
 
 FRAMEWORKS: tuple[str, ...] = (
+    "torchtune",
+    "automodel",
     "axolotl",
     "trl",
     "training_arguments",
-    "automodel",
 )
 """Files of frameworks/, in the order they are asked: what others could take for theirs comes first."""
 PARTS: tuple[str, ...] = (
@@ -40,7 +51,8 @@ PARTS: tuple[str, ...] = (
     "deepspeed",
 )
 """Files of parts/ that are recognised where they stand alone: a training without a model."""
-ENDINGS = (".yaml", ".yml", ".json")
+SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch")
+ENDINGS = (".yaml", ".yml", ".json", *SCRIPTS)
 
 
 def find_recipe(path: Path, values: Mapping[str, Any] | None = None) -> Recipe | None:
@@ -50,7 +62,12 @@ def find_recipe(path: Path, values: Mapping[str, Any] | None = None) -> Recipe |
     """
     if path.suffix.lower() not in ENDINGS:
         return None
-    document = read_document(path).with_values(values or {})
+    if path.suffix.lower() in SCRIPTS:
+        return recipe_of_script(of_slurm(bounded_text(path, MOST_YAML_BYTES), str(path)), path, values or {})
+    document = read_document(path)
+    if is_task(document):
+        return recipe_of_script(of_skypilot(document), path, values or {})
+    document = document.with_values(values or {})
     if is_job(document):
         return None
     return recipe_of(Request(document, path.parent))
@@ -59,7 +76,7 @@ def find_recipe(path: Path, values: Mapping[str, Any] | None = None) -> Recipe |
 def read_recipe(path: Path, values: Mapping[str, Any] | None = None) -> Recipe:
     """The same, and of a job of ours. Raises `UsageError` where the file describes no training."""
     found = find_recipe(path, values)
-    if found is None and path.suffix.lower() in ENDINGS:
+    if found is None and path.suffix.lower() in ENDINGS and path.suffix.lower() not in SCRIPTS:
         document = read_document(path).with_values(values or {})
         found = recipe_of_job(document) if is_job(document) else None
     if found is None:
@@ -83,11 +100,36 @@ def recipe_of(request: Request) -> Recipe | None:
     for name in names:
         framework = import_module(f"{__name__}.{name}")
         if framework.recognises(request.document):
-            draft = Draft(framework.NAME, framework.RELEASE)
-            framework.read(draft, request)
-            take_cards(draft, request.launch)
-            return draft.finish()
+            return draft_of(framework, request).finish()
     return None
+
+
+def draft_of(framework: ModuleType, request: Request) -> Draft:
+    draft = Draft(framework.NAME, framework.RELEASE)
+    framework.read(draft, request)
+    accelerate = request.launch.accelerate
+    if accelerate is not None and not draft.has_read(accelerate):
+        read_accelerate(draft, accelerate, request)
+    take_launch(draft, request.launch)
+    return draft
+
+
+def recipe_of_script(ordered: Ordered, path: Path, values: Mapping[str, Any]) -> Recipe | None:
+    """Of the first training among its commands; others are named."""
+    trainings, others = trainings_of(ordered, path, map(load_framework, FRAMEWORKS))
+    if not trainings:
+        return None
+    first, *more = trainings
+    draft = draft_of(first.framework, request_of(first, path, values))
+    for other in more:
+        draft.note(Place(str(path), other.line, other.told), "another training of the same file: it is not counted")
+    for words in others:
+        draft.note(Place(str(path), words[0].line, " ".join(words[:2])), "runs beside it: its cards are not counted")
+    return draft.finish()
+
+
+def load_framework(name: str) -> ModuleType:
+    return import_module(f"{__name__}.frameworks.{name}")
 
 
 def is_job(document: Document) -> bool:
@@ -96,31 +138,24 @@ def is_job(document: Document) -> bool:
     return isinstance(document.get("model"), str) and set(document.tree) <= known
 
 
-def take_cards(draft: Draft, launch: Launch) -> None:
+def take_launch(draft: Draft, launch: Launch) -> None:
     for field, value in (
         ("hardware.gpu", launch.gpu),
         ("hardware.gpus", launch.gpus),
         ("hardware.nodes", launch.nodes),
     ):
-        if value is not None and field not in draft.fields and launch.files:
-            draft.put(field, value, draft.keys(launch.files[-1]), field)
+        if value is not None and field not in draft.fields and field in launch.places:
+            draft.fields[field], draft.places[field] = value, launch.places[field]
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        settings = launch.environment.get(name, "").replace(" ", "").lower()
+        if "expandable_segments:true" in settings and "allocator" not in draft.places:
+            draft.fields["allocator"] = "expandable_segments"
+            draft.assumed.pop("allocator", None)
 
 
 def require_modelled(recipe: Recipe, file: str) -> None:
     if recipe.refused:
         raise Unsupported(f"{file}: {recipe.framework}: {recipe.refused}", field="task")
-
-
-SPLITS = ("tensor", "pipeline", "context", "expert", "layers")
-
-
-def unsaid(job: Mapping[str, Any], global_batch: int | None = None) -> tuple[str, ...]:
-    """Fields about cards that nobody said; how many there are matters where it is spread over them, or where they
-    share a batch."""
-    hardware, parallel = job.get("hardware") or {}, job.get("parallel") or {}
-    spread = parallel.get("data") not in (None, "none", "ddp") or any((parallel.get(name) or 1) != 1 for name in SPLITS)
-    asked = {"hardware.gpu": True, "hardware.gpus": spread or global_batch is not None}
-    return tuple(field for field, needed in asked.items() if needed and not hardware.get(field.partition(".")[2]))
 
 
 def at_its_place(error: TunecastError, recipe: Recipe, file: str) -> TunecastError:

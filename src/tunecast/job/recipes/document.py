@@ -33,6 +33,8 @@ class Document:
     text: str = ""
     on_command_line: frozenset[str] = frozenset()
     """Dotted names of what the command line set."""
+    elsewhere: Mapping[str, tuple[str, int]] = {}
+    """By dotted name, file and line of what another file set: a script that calls the trainer."""
 
     def get(self, name: str) -> Any:
         """By dotted name; None where it is not there, or null."""
@@ -52,15 +54,24 @@ class Document:
         within = self.get(outer) if outer else self.tree
         return isinstance(within, Mapping) and leaf in within
 
-    def with_values(self, values: Mapping[str, Any]) -> Document:
-        """With dotted names set, as a command line does: what is set wins."""
+    def with_values(self, values: Mapping[str, Any], places: Mapping[str, tuple[str, int]] | None = None) -> Document:
+        """With dotted names set, as a command line does: what is set wins. `places`: where a script says them."""
         tree: Any = _copied(self.tree)
         for name, value in values.items():
             within, parts = tree, name.split(".")
             for part, after in pairwise(parts):
                 within = _inside(within, part, {} if not after.isdecimal() else [])
             _put(within, parts[-1], value)
-        return replace(self, tree=tree, on_command_line=self.on_command_line | set(values))
+        given = (self.on_command_line - set(places or {})) | (set(values) - set(places or {}))
+        elsewhere = {name: place for name, place in self.elsewhere.items() if name not in given} | dict(places or {})
+        return replace(self, tree=tree, on_command_line=given, elsewhere=elsewhere)
+
+    def place(self, name: str) -> tuple[str, int]:
+        """File and line of a key."""
+        if name in self.elsewhere:
+            return self.elsewhere[name]
+        line = self.line(name)
+        return (self.file, line) if line else (COMMAND_LINE, 0)
 
     def inside(self, name: str) -> Document | None:
         """What a key holds, as a document of its own; None where that is no mapping."""

@@ -17,8 +17,9 @@ from typing import Any
 
 from tunecast.job.foreign import WITHOUT_EFFECT
 from tunecast.job.job import nested
-from tunecast.job.recipes.document import COMMAND_LINE, Document, leaves
-from tunecast.job.recipes.recipe import Assumed, NotUnderstood, Place, Recipe, is_count, with_accumulation
+from tunecast.job.recipes.cards import is_count, with_accumulation
+from tunecast.job.recipes.document import Document, leaves
+from tunecast.job.recipes.recipe import Assumed, NotUnderstood, Place, Recipe
 
 UNKNOWN_KEY = "nothing here reads this key"
 MOST_REPORTED = 200
@@ -54,8 +55,7 @@ class Keys:
     def place(self, *names: str) -> Place:
         """Of the first that is set, else of the first."""
         name = next((name for name in names if self.document.get(name) is not None), names[0])
-        line = self.document.line(name)
-        return Place(self.document.file if line else COMMAND_LINE, line, name)
+        return Place(*self.document.place(name), name)
 
     def left(self) -> Iterator[tuple[str, Any]]:
         """Values nobody read, by dotted name; those that say nothing (null, false, empty) are ignored."""
@@ -114,6 +114,9 @@ class Draft:
         self._files.append(made)
         return made
 
+    def has_read(self, document: Document) -> bool:
+        return any(keys.document is document for keys in self._files)
+
     def put(self, field: str, value: Any, keys: Keys, *names: str) -> None:
         """A field that these keys say."""
         self.fields[field] = value
@@ -140,6 +143,11 @@ class Draft:
             self.fields[field] = value
             self.assumed[field] = Assumed(value, whose or f"{self.framework} {self.release}")
 
+    def drop(self, field: str) -> None:
+        """Of a field that was taken or assumed before something else decided it."""
+        for told in (self.fields, self.places, self.assumed):
+            told.pop(field, None)
+
     def put_global_batch(self, keys: Keys, *names: str, default: int | None = None) -> None:
         """Rows of one optimizer step on all cards, where the first of these keys, or the framework's default, says it.
         A value that is no number of rows is told as one of `grad_accum`."""
@@ -158,6 +166,10 @@ class Draft:
         place = keys.place(name)
         self._not_understood[place.file, name] = NotUnderstood(name, place.file, place.line, why)
 
+    def note(self, place: Place, why: str) -> None:
+        """Something of a file that is no key of it: another command, on other cards."""
+        self._not_understood[place.file, place.key] = NotUnderstood(place.key, place.file, place.line, why)
+
     def refuse(self, task: str, why: str = "") -> None:
         """A task that nothing can be predicted of. The first is told."""
         if self.refused is None:
@@ -167,12 +179,12 @@ class Draft:
         missing = self._not_understood
         for keys in self._files:
             for name, _ in keys.left():
-                if len(missing) < MOST_REPORTED and (keys.document.file, name) not in missing:
+                if len(missing) < MOST_REPORTED and (keys.place(name).file, name) not in missing:
                     place = keys.place(name)
                     missing[place.file, name] = NotUnderstood(name, place.file, place.line, UNKNOWN_KEY)
         ignored = sorted({name for keys in self._files for name in keys.ignored})
         used = sorted(
-            {name for keys in self._files for name in keys.used() if (keys.document.file, name) not in missing}
+            {name for keys in self._files for name in keys.used() if (keys.place(name).file, name) not in missing}
         )
         job = with_accumulation(nested(self.fields), self.global_batch)
         places = {field: place for field, place in self.places.items() if field in self.fields or field in job}

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import prod
-from typing import Any, ClassVar, TypeGuard
+from typing import Any, ClassVar
 
 from tunecast.records import NamedTuple, dataclass
 from tunecast.result import Result
@@ -44,7 +43,8 @@ class NotUnderstood(NamedTuple):
 @dataclass(frozen=True)
 class Recipe(Result):
     KEYS: ClassVar = (
-        "schema", "job", "framework", "release", "from", "assumed", "not_understood", "ignored", "refused", "global_batch",
+        "schema", "job", "framework", "release", "from", "assumed", "not_understood", "ignored", "refused",
+        "global_batch",
     )  # fmt: skip
     FROM: ClassVar = {"from": "places"}
 
@@ -68,32 +68,3 @@ class Recipe(Result):
     """Rows of one optimizer step on all cards, where the file says these: `grad_accum` follows from the cards."""
     schema: str = SCHEMA
 
-
-MOST_ROWS = 10**9
-
-
-def is_count(value: object) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MOST_ROWS
-
-
-def with_accumulation(job: Mapping[str, Any], global_batch: int | None) -> dict[str, Any]:
-    """With the micro-batches that make the global batch on the job's cards, unless it says how many itself. Of cards
-    that are not said one is taken, so that the product is right."""
-    if global_batch is None or "grad_accum" in job:
-        return dict(job)
-    hardware, parallel = (_section(job, name) for name in ("hardware", "parallel"))
-    cards = _count(hardware.get("gpus")) * _count(hardware.get("nodes"))
-    split = prod(_count(parallel.get(name)) for name in ("tensor", "pipeline", "context"))
-    rows = _count(job.get("micro_batch")) * max(1, cards // split)
-    return {**job, "grad_accum": max(1, global_batch // rows)}
-
-
-def _section(job: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    found = job.get(name)
-    return found if isinstance(found, Mapping) else {}
-
-
-def _count(value: object) -> int:
-    """What is no number is refused where the field is read."""
-    text = str(value) if isinstance(value, (int, str)) and not isinstance(value, bool) else ""
-    return max(1, int(text)) if text.isdecimal() and len(text) < 10 else 1

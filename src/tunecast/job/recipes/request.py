@@ -8,6 +8,7 @@ from typing import Any
 
 from tunecast.errors import TunecastError
 from tunecast.job.recipes.document import Document, read_document
+from tunecast.job.recipes.recipe import Place
 from tunecast.records import NamedTuple, dataclass
 
 
@@ -22,8 +23,8 @@ class Launch:
     accelerate: Document | None = None
     """The file `accelerate launch --config_file` names."""
     environment: Mapping[str, str] = {}
-    files: tuple[Document, ...] = ()
-    """What it was read from, so that lines can be told; the last one names the cards."""
+    places: Mapping[str, Place] = {}
+    """Where it says the fields of a job: hardware.gpu, hardware.gpus, hardware.nodes."""
 
 
 class Invocation(NamedTuple):
@@ -34,6 +35,8 @@ class Invocation(NamedTuple):
     values: Mapping[str, Any]
     """What it sets, by dotted key as the file would have it."""
     lines: Mapping[str, int] = {}
+    command: str = ""
+    """What its program is asked for, where that says more than the file: `dpo` of `trl dpo`."""
 
 
 class Request(NamedTuple):
@@ -41,6 +44,8 @@ class Request(NamedTuple):
     folder: Path
     """That of the file."""
     launch: Launch = Launch()
+    command: str = ""
+    """As `Invocation` has it; '': the file was given, and no command."""
 
     def open(self, name: object) -> Document | None:
         """A YAML or JSON file that this one names, looked for where the command is given and beside the file; None

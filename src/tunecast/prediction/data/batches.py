@@ -104,7 +104,8 @@ def batches_of(job: Job, lengths: Lengths | None, *, rank: int = 0, most_steps: 
 def epochs_of(job: Job, rows: Rows, most_steps: int) -> Iterator[Dealt]:
     """Epoch after epoch, until the run ends or `most_steps` steps are there; the last one as far as it is wanted."""
     per_step, ends = job.grad_accum * ranks_of(job), job.run.max_steps
-    sampler, done, last = _Sampler(job, rows), 0, most_steps if ends is None else min(most_steps, ends)
+    of_run = most_steps if ends is None else ends
+    sampler, done, last = _Sampler(job, rows), 0, min(most_steps, of_run)
     for number in count() if ends is not None else range(ceil(job.data.epochs)):
         if done >= last:
             return
@@ -112,10 +113,31 @@ def epochs_of(job: Job, rows: Rows, most_steps: int) -> Iterator[Dealt]:
         fill = _by_tokens if job.data.max_tokens_per_batch is not None else _by_rows
         dealt = fill(job, rows, sampler, number, wanted)
         if number == 0 and dealt.whole and ends is None:
-            last = min(last, ceil(job.data.epochs * ceil(len(dealt.batches) / per_step)))
+            of_run = ceil(job.data.epochs * ceil(len(dealt.batches) / per_step))
+            last = min(last, of_run)
         yield dealt.first((last - done) * per_step)
         done += ceil(len(dealt.batches) / per_step)
-        sampler.evaluated(number + 1, done)
+        sampler.evaluated(number + 1, done, of_run)
+
+
+def evaluates(job: Job) -> bool:
+    """Whether it evaluates, on as much as the job says."""
+    return job.run.eval_strategy != "no" and (job.data.eval_samples or job.run.eval_max_batches) is not None
+
+
+def steps_between_evaluations(job: Job, steps: int) -> int:
+    """Of a run of so many steps with eval_strategy steps."""
+    return _steps_between(job, job.run.evals_per_epoch, steps) or job.run.eval_steps or EVAL_STEPS
+
+
+def steps_between_saves(job: Job, steps: int) -> int:
+    return _steps_between(job, job.run.saves_per_epoch, steps) or job.run.save_steps
+
+
+def _steps_between(job: Job, per_epoch: float | None, steps: int) -> int | None:
+    """axolotl/utils/config/__init__.py, `normalize_config`: a share of all steps, which the Trainer rounds up
+    (trainer_callback.py, `TrainerState.compute_steps`)."""
+    return None if per_epoch is None else max(1, ceil(steps * (1.0 / (per_epoch * job.data.epochs))))
 
 
 def _listed(job: Job, lengths: Sequence[int], most_steps: int) -> list[tuple[MicroBatch, ...]]:
@@ -184,12 +206,12 @@ class _Sampler:
         self.job, self.rows = job, rows
         self.evaluations, self._own = 0, list["Generator"]()
 
-    def evaluated(self, epochs: int, steps: int) -> None:
+    def evaluated(self, epochs: int, steps: int, of_run: int) -> None:
         """So many epochs and steps are over: evaluations have drawn from the same generator as length grouping."""
         run = self.job.run
         if run.eval_strategy == "no" or not self._own:
             return
-        done = epochs if run.eval_strategy == "epoch" else steps // (run.eval_steps or EVAL_STEPS)
+        done = epochs if run.eval_strategy == "epoch" else steps // steps_between_evaluations(self.job, of_run)
         self._own[0].skip(BASE_SEED_WORDS * (done - self.evaluations))
         self.evaluations = done
 

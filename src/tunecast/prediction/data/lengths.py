@@ -103,13 +103,23 @@ def epoch_of(job: Job, lengths: Lengths | None = None) -> Epoch | None:
     return _random_epoch(job, _unordered(job, rows, lengths), samples)
 
 
+def evaluated_rows(job: Job) -> int:
+    """Of one evaluation, all ranks together. A job that says at most how many batches but not how many samples has as
+    many as that."""
+    samples, most = job.data.eval_samples, job.run.eval_max_batches
+    if most is None:
+        return samples or 0
+    rows = most * job.run.eval_batch * ranks_of(job)
+    return rows if samples is None else min(samples, rows)
+
+
 def eval_batches(job: Job, lengths: Lengths | None = None) -> tuple[int, int]:
     """(batches of one rank, how long they are on average) of one evaluation; samples are as long as those trained on.
 
     Ignored  eval_packing: packed rows are taken as full.
     """
     rows = job.run.eval_batch
-    count = ceil((job.data.eval_samples or 0) / (rows * ranks_of(job)))
+    count = ceil(evaluated_rows(job) / (rows * ranks_of(job)))
     if lengths is None or job.data.packing:
         return count, max(job.lengths or (job.seq_len,))
     likely = longest_of(lengths, min(rows, lengths.listed))

@@ -24,8 +24,8 @@ from typing import Any
 from tunecast.job.job import Job
 from tunecast.job.lengths import Lengths, sample_lengths
 from tunecast.job.stacks import stack_of
-from tunecast.prediction.data.batches import EVAL_STEPS, MicroBatch, batches_of, padded
-from tunecast.prediction.data.lengths import epoch_of, total_steps
+from tunecast.prediction.data.batches import MicroBatch, batches_of, evaluates, padded, steps_between_evaluations
+from tunecast.prediction.data.lengths import epoch_of, evaluated_rows, total_steps
 from tunecast.records import NamedTuple, replace, replace_unchecked
 from tunecast.tape.build.job_runs import evaluated, fold_job
 from tunecast.tape.build.micro_batches import MicroBatchStructures, micro_batch_structures
@@ -174,9 +174,10 @@ def _composed(
 def evaluated_after(job: Job, steps: int) -> list[int]:
     """The steps, by number, after which a run of so many is evaluated."""
     run = job.run
-    if run.eval_strategy == "no" or not job.data.eval_samples:
+    if not evaluates(job):
         return []
-    every = (run.eval_steps or EVAL_STEPS) if run.eval_strategy == "steps" else max(1, ceil(steps / job.data.epochs))
+    by_steps = run.eval_strategy == "steps"
+    every = steps_between_evaluations(job, steps) if by_steps else max(1, ceil(steps / job.data.epochs))
     return [number - 1 for number in range(every, steps + 1, every)]
 
 
@@ -193,7 +194,7 @@ def _after(chosen: Sequence[int], evaluated: Sequence[int]) -> list[int]:
 
 def evaluation_batches(job: Job, lengths: Lengths) -> list[MicroBatch]:
     """Those of one evaluation that are as large as any before them. Samples are as long as the first trained on."""
-    samples = min(job.data.eval_samples or 0, MOST_READ // 10)
+    samples = min(evaluated_rows(job), MOST_READ // 10)
     if job.data.packing or not samples or ranks_of(job) > 1:
         return []
     order = lengths.order or [length for length, count in lengths.counts for _ in range(min(count, MOST_READ))]

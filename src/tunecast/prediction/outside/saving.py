@@ -11,6 +11,7 @@ from typing import ClassVar
 
 from tunecast.job.job import Job
 from tunecast.job.lengths import sample_lengths
+from tunecast.prediction.data.batches import steps_between_saves
 from tunecast.prediction.data.lengths import epoch_of, times_done, total_steps
 from tunecast.prediction.memory.allocator import rounded_bytes
 from tunecast.prediction.outside.checkpoint import (
@@ -169,7 +170,9 @@ def saves_of(job: Job) -> int | None:
     """How often the whole run saves a checkpoint."""
     epoch = epoch_of(job, sample_lengths(job.data))
     steps = total_steps(job, epoch)
-    return None if steps is None else times_done(job.run.save_strategy, job.run.save_steps, steps, epoch)
+    if steps is None:
+        return None
+    return times_done(job.run.save_strategy, steps_between_saves(job, steps), steps, epoch)
 
 
 def resuming(

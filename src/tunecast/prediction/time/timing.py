@@ -19,7 +19,7 @@ from tunecast.job.job import Data, Job
 from tunecast.job.lengths import QUANTILES, Lengths, sample_lengths
 from tunecast.job.model import ModelConfig
 from tunecast.job.shardings import sharding_of
-from tunecast.prediction.data.batches import has_full_rows
+from tunecast.prediction.data.batches import evaluates, has_full_rows
 from tunecast.prediction.data.lengths import Epoch, cut_rows, epoch_of, eval_batches
 from tunecast.prediction.modelled import card_of
 from tunecast.prediction.outside.needs import Outside
@@ -129,7 +129,7 @@ class RunClock:
         Ignored  compute_metrics, and SFTTrainer's own metrics.
         """
         job = self.job
-        if job.run.eval_strategy == "no" or job.data.eval_samples is None:
+        if not evaluates(job):
             return None
         batches, length = eval_batches(job, self.lengths)
         step = evaluation_step(plain(job), self.model.raw, card_of(self.gpu), job.run.eval_batch, length)

@@ -17,10 +17,11 @@ from math import ceil, sqrt
 from typing import TYPE_CHECKING
 
 from tunecast.job.job import Job
+from tunecast.job.kernels import liger_parts
 from tunecast.job.lengths import sample_lengths
 from tunecast.job.shardings import sharding_of
 from tunecast.job.stacks import stack_of
-from tunecast.prediction.data.batches import EVAL_STEPS
+from tunecast.prediction.data.batches import evaluates, steps_between_evaluations, steps_between_saves
 from tunecast.prediction.data.lengths import Epoch, eval_lengths, new_lengths, times_done, total_steps
 from tunecast.prediction.data.preparation import TOKENS_PER_S, preparation_s
 from tunecast.prediction.outside.sharded_files import writes_parts
@@ -200,8 +201,8 @@ def fixed_phases(
     if count is None:
         return None
     run, hardware = job.run, job.hardware
-    checkpoints = times_done(run.save_strategy, run.save_steps, count, epoch)
-    evaluations = times_done(run.eval_strategy, run.eval_steps or EVAL_STEPS, count, epoch)
+    checkpoints = times_done(run.save_strategy, steps_between_saves(job, count), count, epoch)
+    evaluations = times_done(run.eval_strategy, steps_between_evaluations(job, count), count, epoch)
     prepared = SecondsRange(*preparation_s(job, epoch))
     known = epoch or typical or _full_rows(job)
     spans = {
@@ -214,7 +215,7 @@ def fixed_phases(
         **({} if outside is None else _files(job, outside, checkpoints)),
     }
     missing = [] if outside is not None else ["download, loading and saving (the files of this job are not known)"]
-    if evaluations and job.data.eval_samples is None:
+    if evaluations and not evaluates(job):
         missing.append("evaluation (data.eval_samples is not given)")
     assumed = tuple(_assumed(job, outside, prepared))
     return FixedPhases(count, known, spans, planning, evaluations, checkpoints, tuple(missing), assumed)
@@ -238,7 +239,7 @@ def whole_job(
     low = _steps_s(job, epoch, {length: step.low_s for length, step in steps.items()})
     high = _steps_s(job, epoch, {length: step.high_s for length, step in steps.items()})
     priced = {"training": SecondsRange(*(count * (each + loop_s) for each in (mean, low, high)))}
-    if fixed.evaluations and job.data.eval_samples is not None:
+    if fixed.evaluations and evaluates(job):
         if evaluation_s is None:
             missing = (*missing, "evaluation (its forward pass was not priced)")
         else:
@@ -350,7 +351,7 @@ def _first_evaluation(job: Job, planning: Planning) -> SecondsRange:
 
 
 def _first_step(job: Job) -> SecondsRange:
-    loaded = COMPILE_S if job.compile else LIGER_S if "liger" in job.kernels else FIRST_STEP_S
+    loaded = COMPILE_S if job.compile else LIGER_S if liger_parts(job) else FIRST_STEP_S
     begun = TRAIN_START_S if stack_of(job).uses_trainer else NOTHING
     return SecondsRange(*map(sum, zip(loaded, begun, strict=True)))
 
@@ -397,6 +398,8 @@ def _assumed(job: Job, outside: Outside | None, prepared: SecondsRange) -> list[
         told.append(
             f"tokenization before training at {rate:,.0f} tokens/s by {by} (data.num_proc; data.prepared skips it)"
         )
+    if evaluates(job) and job.data.eval_samples is None:
+        told.append(f"each evaluation is of {job.run.eval_max_batches:,} batches a card (data.eval_samples not given)")
     if job.hardware.disk_bytes_per_s is None:
         told.append("model and checkpoints go through the page cache (hardware.disk_bytes_per_s for a slower disk)")
     return told

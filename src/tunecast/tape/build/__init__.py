@@ -8,6 +8,8 @@ chunked.py        the fused head of TRL 1.16, which never makes all logits
 compiled.py       `torch.compile` on paper
 convolution.py    Causal convolutions of each channel by itself, on paper: torch's, which transformers takes where
                   causal-conv1d is not installed, and that package's own (causal-conv1d 1.7.0)
+cut_head.py       Apple's Cut Cross-Entropy on paper (cut-cross-entropy 25.6.4): head and loss as one function that
+                  makes no logits
 decoder.py        the causal language model on paper, after transformers' modeling files (5.17.0)
 dtypes.py         types of numbers, and the strides of a shape
 eras.py           what older releases of transformers do otherwise with memory

@@ -98,7 +98,11 @@ def attend_here(
         if eager is not None:
             return eager(query, key, value, attention_mask, groups, dropout)
         return eager_attention(query, key, value, attention_mask, groups, dropout, softcap)
-    if implementation.startswith("flash"):
+    if implementation == "flex_attention":
+        from tunecast.tape.build.flash import flex_attention_forward
+
+        return flex_attention_forward(query, key, value, groups, dropout), None
+    if query.machine.is_flash:
         from tunecast.tape.build.flash import flash_attention  # few jobs name it
 
         return flash_attention(query, key, value, dropout, window, softcap, position_ids), None

@@ -418,6 +418,7 @@ class CausalLM(Module):
     """What is done to the logits before the loss; each result replaces the one before."""
     gives_logits = False
     num_items_in_batch: Any = None
+    cross_entropy: Any = staticmethod(F.cross_entropy)
 
     def __init__(self, machine: Machine, config: Config) -> None:
         super().__init__(machine)
@@ -477,14 +478,14 @@ class CausalLM(Module):
             shift_logits = upcast[..., : length - 1, :].contiguous()
             shift_labels = labels[..., 1:length].contiguous()
             shift_logits = shift_logits.view(-1, self.vocabulary)
-            return self.divide_by_items(F.cross_entropy(shift_logits, shift_labels.view(-1)))
+            return self.divide_by_items(self.cross_entropy(shift_logits, shift_labels.view(-1)))
         shift_labels = labels
         if attention.sequence_of(machine) is None:  # split rows have labels that were shifted before
             labels = machine.run("constant_pad_nd", (labels,), (batch, length + 1), INT64)
             shift_labels = labels[..., 1 : length + 1].contiguous()
         upcast = upcast.view(-1, self.vocabulary)
         shift_labels = shift_labels.view(-1)
-        return self.divide_by_items(F.cross_entropy(upcast, shift_labels))
+        return self.divide_by_items(self.cross_entropy(upcast, shift_labels))
 
     def divide_by_items(self, loss: Tensor) -> Tensor:
         """`fixed_cross_entropy`: a sum over the number of labels, where the caller counted them."""

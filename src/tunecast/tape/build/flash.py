@@ -12,6 +12,7 @@ from typing import Any
 
 from tunecast.errors import Unsupported
 from tunecast.tape.build import functional as F
+from tunecast.tape.build.attention import repeat_kv
 from tunecast.tape.build.autograd import Gradients, Node, finish, start
 from tunecast.tape.build.dtypes import BOOL, FLOAT32, INT32, INT64, Dtype, Shape
 from tunecast.tape.build.machine import Machine
@@ -20,6 +21,7 @@ from tunecast.tape.build.tensor import Tensor
 from tunecast.tape.kernels import flash
 from tunecast.tape.kernels.flash import FlashCall, Sizes
 
+XFORMERS_GUESSED = "attention xformers: FlashAttention 2 is taken in its place, which keeps as much"
 WIDEST_HEAD = 256
 """Dao-AILab/flash-attention 2.8, csrc/flash_attn/flash_api.cpp, `mha_fwd`; hopper/flash_api.cpp: the same."""
 
@@ -61,6 +63,8 @@ def attend(
         is_packed = None
     sides = (window - 1, window - 1) if window is not None and key.shape[1] > window else (-1, -1)
     call = FlashCall(True, sides, dropout, softcap or 0.0)
+    if query.machine.attention == "xformers":
+        query.machine.guesses[XFORMERS_GUESSED] = None
     out = (attend_3 if query.machine.attention.endswith("3") else attend_2)(query, key, value, call)
     del is_packed
     return out
@@ -188,6 +192,10 @@ def _back_3(call: FlashCall) -> Any:
 # ----------------------------------------------------------------------------------------------- torch's flex attention
 
 
+FLEX_GUESSED = (
+    "attention flex_attention: torch's kernel as torchtune compiles it is taken, which was not compared under "
+    "transformers; masks as a table of blocks and tuning of its kernels are left out, so that it needs a little more"
+)
 MASK_BLOCK = 128
 """Positions a side of a block of the mask has, `_DEFAULT_SPARSE_BLOCK_SIZE`."""
 
@@ -225,7 +233,21 @@ def document_mask(machine: Machine, batch: int, length: int) -> BlockMask:
     return BlockMask(document_ids, tables)
 
 
-def flex_attention(query: Tensor, key: Tensor, value: Tensor, block_mask: BlockMask) -> Tensor:
+def flex_attention_forward(query: Tensor, key: Tensor, value: Tensor, groups: int, dropout: float) -> Tensor:
+    """transformers/integrations/flex_attention.py, `flex_attention_forward`: heads share keys where there are a power
+    of two of them."""
+    machine, heads = query.machine, query.shape[1]
+    if dropout:
+        raise Unsupported.at("attention", f"flex_attention knows no dropout; config.json asks for {dropout}")
+    machine.guesses[FLEX_GUESSED] = None
+    if heads & (heads - 1):
+        key = repeat_kv(key, groups)
+        value = repeat_kv(value, groups)
+    attn_output = flex_attention(query, key, value)
+    return attn_output.transpose(1, 2).contiguous()
+
+
+def flex_attention(query: Tensor, key: Tensor, value: Tensor, block_mask: BlockMask | None = None) -> Tensor:
     """Besides the result the logarithms of the sums are kept; the backward pass begins with the products of results and
     their gradients, a number a row, and is done with the results then."""
     machine = query.machine

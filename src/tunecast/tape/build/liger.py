@@ -2,7 +2,8 @@
 and their backward passes write gradients over what was saved or came in wherever they can.
 
 Ignored  the multiplication of all gradients by the loss's own gradient when that is not 1: it allocates nothing.
-Source   liger_kernel/ops/{rms_norm,rope,swiglu,geglu,fused_linear_cross_entropy}.py, transformers/monkey_patch.py.
+Source   liger_kernel/ops/{rms_norm,rope,swiglu,geglu,cross_entropy,fused_linear_cross_entropy}.py,
+         liger_kernel/transformers/monkey_patch.py.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from types import MethodType
 from typing import Any
 
 from tunecast.errors import Unsupported
+from tunecast.job.kernels import FUSED_HEAD, FUSED_LOSS
 from tunecast.tape.build import functional as F
 from tunecast.tape.build.attention import sequence_of
 from tunecast.tape.build.autograd import Gradients, Node, finish, start
@@ -33,21 +35,26 @@ def require_known(model_type: str, package: str = "Liger", models: Collection[st
         raise Unsupported.at("kernels", told)
 
 
-def apply(model: Any, model_type: str) -> None:
-    """What `_apply_liger_kernel_to_instance` does to a model that is loaded."""
+def apply(model: Any, model_type: str, parts: Collection[str]) -> None:
+    """What `_apply_liger_kernel_to_instance` does to a model that is loaded, with these of `LIGER_PARTS`."""
     require_known(model_type)
-    model.machine.use_rotary(rotary)
-    model.forward = MethodType(causal_lm_forward, model)
+    rope, norms, mlps = (name in parts for name in ("liger_rope", "liger_rms_norm", "liger_glu"))
+    if rope:
+        model.machine.use_rotary(rotary)
+    if FUSED_HEAD in parts:
+        model.forward = MethodType(causal_lm_forward, model)
+    elif FUSED_LOSS in parts:
+        model.cross_entropy = cross_entropy
     for module in model.modules():
         kinds = {base.__name__ for base in type(module).__mro__}
-        if kinds & NORMS and not (model_type == "olmo2" and module.path.endswith(("q_norm", "k_norm"))):
+        if norms and kinds & NORMS and not (model_type == "olmo2" and module.path.endswith(("q_norm", "k_norm"))):
             module.in_place = norm_in_place(model_type, module.path)
             module.forward = MethodType(norm_forward, module)
-        elif "GatedMLP" in kinds:
+        elif mlps and "GatedMLP" in kinds:
             module.forward = MethodType(mlp_forward, module)
-        elif "SelfAttention" in kinds and model_type in OWN_ROTATION:
+        elif rope and "SelfAttention" in kinds and model_type in OWN_ROTATION:
             module.apply_rotary = MethodType(apply_rotary, module)
-        elif "FusedMLP" in kinds:
+        elif mlps and "FusedMLP" in kinds:
             module.forward = MethodType(fused_mlp_forward, module)
 
 
@@ -158,15 +165,45 @@ def glu(a: Tensor, b: Tensor) -> Tensor:
     return finish(node, c.alias(shape, None), a, b)
 
 
+def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
+    """`liger_cross_entropy`: the gradient takes the logits' place with the loss."""
+    machine, rows = logits.machine, logits.shape[0]
+
+    def back(node: Node, gradients: Gradients) -> Sequence[Any]:
+        look_for_one(gradients[0])
+        return (node.take(0),)
+
+    node = start(machine, (logits,), back)
+    with machine.no_grad():
+        loss_1d = machine.run("zeros", (), (rows,), logits.dtype)
+        target_mask = machine.run("ne", (target,), target.shape, BOOL)
+        target_mask.sum(0)
+        for bound in ("max", "min"):
+            labels = machine.run("mul", (target, target_mask), target.shape, INT64)
+            most = machine.run(bound, (labels,), (), INT64, args=(labels,))
+            del labels
+            machine.run("lt", (most,), (), BOOL)
+            del most
+        machine.launch("triton::liger_cross_entropy_kernel", (logits,), logits.dtype, logits.nbytes)
+        loss = loss_1d.sum(0)
+    return finish(node, loss, logits.detach())
+
+
+def look_for_one(gradient: Tensor) -> None:
+    """`torch.equal` of the loss's own gradient and 1."""
+    machine = gradient.machine
+    one = machine.run("_to_copy", (), (), FLOAT32)
+    same = machine.run("eq", (gradient, one), (), BOOL)
+    machine.run("all", (same,), (), BOOL)
+
+
 def linear_cross_entropy(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
     """Head and loss a chunk of tokens at a time; the gradients are computed with the loss and saved."""
     machine = x.machine
     wants_x, wants_weight = x.requires_grad, weight.requires_grad
 
     def back(node: Node, gradients: Gradients) -> Sequence[Any]:
-        one = machine.run("_to_copy", (), (), FLOAT32)
-        same = machine.run("eq", (gradients[0], one), (), BOOL)
-        machine.run("all", (same,), (), BOOL)
+        look_for_one(gradients[0])
         return node.take(0), node.take(1)
 
     node = start(machine, (x, weight), back)

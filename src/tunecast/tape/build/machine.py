@@ -11,6 +11,7 @@ from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+from tunecast.job.kernels import is_flash
 from tunecast.job.releases import RELEASES, minor
 from tunecast.records import NamedTuple
 from tunecast.tape.build.dtypes import FLOAT32, Dtype, Shape
@@ -95,6 +96,8 @@ class Machine(HostNotes):
         self.card, self._scheme_of = card, scheme_of
         self.weights_dtype, self.attention, self.torch, self.era, self.reentrant = setup[:5]
         self.ends, self.masked, self.packs, self.padding, self.evaluates, self.kernels = setup[5:]
+        self.is_flash = is_flash(self.attention)
+        """Attention draws no mask of all pairs."""
         self.standing = detail.standing
         self.again = False
         """A backward pass repeats what forward had."""

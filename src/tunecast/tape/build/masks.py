@@ -32,7 +32,7 @@ def causal_mask(
     if machine.packs:
         return packed_mask(attention_mask, inputs_embeds, window, blocks)
     attention_mask = attention_mask.to(BOOL)
-    if machine.attention.startswith("flash"):
+    if machine.is_flash:
         attention_mask.all()
         return None
     pattern = causal if window is None else and_(within(window), causal)

@@ -13,7 +13,7 @@ def causal_mask(attention_mask: Tensor, inputs_embeds: Tensor, window: int | Non
     """`_update_causal_mask`: none where every token is real and the kernel can do without."""
     machine, dtype = inputs_embeds.machine, inputs_embeds.dtype
     length = attention_mask.shape[1]
-    if machine.attention.startswith("flash"):
+    if machine.is_flash:
         zeros = attention_mask.eq(0)
         zeros.any()
         return None
@@ -75,7 +75,7 @@ def attention_forward(
     if position_embeddings is None:
         position_embeddings = self.rotary_emb(value_states, position_ids)
     query_states, key_states = self.apply_rotary(query_states, key_states, position_embeddings)
-    if self.machine.attention.startswith("flash"):
+    if self.machine.is_flash:
         if self.repeats_for_flash:
             key_states = attention.repeat_kv(key_states, self.groups)
             value_states = attention.repeat_kv(value_states, self.groups)

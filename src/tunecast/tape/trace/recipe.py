@@ -15,8 +15,8 @@ import torch
 
 from tunecast.errors import UsageError
 from tunecast.job.job import Job
-from tunecast.job.kernels import INSTALLED
-from tunecast.tape.build.adapters import ATTENTION
+from tunecast.job.kernels import INSTALLED, LIGER_PARTS, liger_parts
+from tunecast.tape.build.adapters import ATTENTION, MAMBA
 from tunecast.tape.build.fill_in import fill_in
 from tunecast.tape.trace.optimizers import RATE, imported, make_optimizer
 from tunecast.tape.trace.recorder import Recorder
@@ -68,7 +68,9 @@ def take_steps(job: Job, model: Any, lengths: Sequence[int], recorder: Recorder)
     torch.cuda.empty_cache()
     outer = [m.weight for m in (model.get_input_embeddings(), model.get_output_embeddings()) if m is not None]
     optimizer = make_optimizer(job, parameters, outer, model)
-    vocabulary = model.config.get_text_config().vocab_size
+    text = model.config.get_text_config()
+    # Gemma 3n looks tokens up in a second table too, which is shorter
+    vocabulary = min(text.vocab_size, getattr(text, "vocab_size_per_layer_input", text.vocab_size))
     how = {"fused_lm_head": True} if job.loss == "chunked" else {}
     for length in lengths:
         recorder.scopes.begin_step()
@@ -121,10 +123,12 @@ def build(job: Job, raw: Mapping[str, Any]) -> Any:
     widen_kept(model)
     if text.tie_word_embeddings:
         model.tie_weights()
-    if "liger" in job.kernels:
+    parts = liger_parts(job)
+    if parts:
         from liger_kernel.transformers.monkey_patch import _apply_liger_kernel_to_instance
 
-        _apply_liger_kernel_to_instance(model=model)
+        taken = {name: part in parts for part, names in LIGER_PARTS.items() for name in names}
+        _apply_liger_kernel_to_instance(model=model, **taken)
     return model
 
 
@@ -250,7 +254,8 @@ def targets(job: Job, model: Any) -> Any:
     if wanted is None or wanted == "all-linear":
         return wanted  # None: PEFT knows the usual ones of each architecture
     present = {name.rpartition(".")[2] for name, _ in model.named_modules()}
-    names = sorted(ATTENTION & present) if wanted == "attention" else list(wanted)
+    usual = ATTENTION - {"out_proj"} if model.config.model_type in MAMBA else ATTENTION  # as paper has it
+    names = sorted(usual & present) if wanted == "attention" else list(wanted)
     missing = [name for name in names if name not in present]
     if missing or not names:
         linear = sorted({n.rpartition(".")[2] for n, m in model.named_modules() if hasattr(m, "in_features")})

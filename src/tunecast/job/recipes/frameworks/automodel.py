@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tunecast.job.recipes.cards import is_count
 from tunecast.job.recipes.document import Document, scalar
 from tunecast.job.recipes.draft import Draft, Keys
-from tunecast.job.recipes.recipe import is_count
 from tunecast.job.recipes.request import Invocation, Request
 
 NAME = "automodel"
@@ -106,6 +106,7 @@ WITHOUT_EFFECT = (
     *("distributed._target_", "distributed.patch_is_packed_sequence", "distributed.timeout*", "distributed.backend"),
     *("parallelizer._target_", "compile.mode", "compile.fullgraph", "compile.dynamic", "compile.backend"),
     *("compile.dynamo_cache_size_limit", "fp8.filter_fqns", "fp8.recipe_name", "quantization.bnb_4bit_compute_dtype"),
+    *("distributed.moe.ignore_router_for_ac", "distributed.moe.wrap_outer_model", "model.mtp_use_repeated_layer"),
     *("embedding_row_repair.*", "model.text_config.*_token_id", "checkpoint_*", "packed_sequence.max_packs"),
 )
 """A data set's name says nothing by itself; `ci` is for its maintainers' machines."""
@@ -121,7 +122,7 @@ OPTIMIZERS: Mapping[str, str] = {
     "bitsandbytes.optim.PagedAdamW8bit": "paged_adamw_8bit",
 }
 ATTENTION = {"flash_attention_2", "flash_attention_3", "sdpa", "eager"}
-TRANSFORMER_ENGINE = "Transformer Engine's kernels are told as torch's"
+TRANSFORMER_ENGINE = "kernels of Transformer Engine and others are told as torch's"
 SHAPE_UNCHANGED = frozenset(
     {"_target_", "pretrained_model_name_or_path", "name_or_path", "torch_dtype", "dtype", "num_nextn_predict_layers",
      "attn_implementation", "_attn_implementation", "max_position_embeddings", "norm_topk_prob", "hidden_act"}
@@ -177,6 +178,7 @@ def read(draft: Draft, request: Request) -> None:
     take_loss(draft, keys)
     take_kernels(draft, keys)
     take_cards(draft, keys)
+    take_another_stack(draft, keys)
 
 
 def class_name(*values: object) -> str:
@@ -247,7 +249,7 @@ def take_weights_dtype(draft: Draft, keys: Keys) -> None:
     draft.take("weights_dtype", keys, *names, read=dtype)
     is_made_anew = str(keys.get("model._target_")).endswith(".from_config")
     if draft.fields.get("weights_dtype", "auto") == "auto" and is_made_anew:
-        draft.fields.pop("weights_dtype", None)  # `from_config` makes "auto" bfloat16
+        draft.drop("weights_dtype")  # `from_config` makes "auto" bfloat16
         draft.assume("weights_dtype", "bfloat16")
     draft.assume("weights_dtype", "auto")
     draft.assume("autocast", None)
@@ -425,8 +427,11 @@ def unknown_optimizer(name: str) -> str:
 # ------------------------------------------------------------------------------------------------------------ cards
 
 
+MESH = {"tensor": "tp_size", "pipeline": "pp_size", "context": "cp_size", "expert": "ep_size"}
+
+
 def take_mesh(draft: Draft, keys: Keys) -> None:
-    for field, key in (("tensor", "tp_size"), ("pipeline", "pp_size"), ("context", "cp_size"), ("expert", "ep_size")):
+    for field, key in MESH.items():
         draft.take(f"parallel.{field}", keys, f"distributed.{key}", f"parallelizer.{key}")
         draft.assume(f"parallel.{field}", 1)
     if draft.fields["parallel.tensor"] != 1:
@@ -435,7 +440,7 @@ def take_mesh(draft: Draft, keys: Keys) -> None:
     else:
         keys.ignore("distributed.sequence_parallel", "distributed.enable_async_tensor_parallel", "distributed.tp_plan")
     if draft.fields["parallel.expert"] == 1:
-        keys.ignore("distributed.moe", "model.backend.dispatcher")
+        keys.ignore("distributed.moe")
     take_pipeline(draft, keys)
 
 
@@ -483,7 +488,7 @@ def take_sharding(draft: Draft, keys: Keys) -> None:
         draft.put("parallel.offload", "parameters", keys, "distributed.offload_policy")
     draft.take("parallel.reshard_after_forward", keys, "distributed.reshard_after_forward")
     if keys.get("distributed.defer_fsdp_grad_sync") is False:
-        draft.put("parallel.sync_each_batch", True, keys, "distributed.defer_fsdp_grad_sync")
+        draft.not_modelled(keys, "distributed.defer_fsdp_grad_sync", "gradients are told to wait for the last micro-batch")
     take_policy(draft, keys)
 
 
@@ -529,6 +534,28 @@ def take_cards(draft: Draft, keys: Keys) -> None:
 MOST_IN_A_MACHINE = 8
 """Cards that need no second machine."""
 
+
+def take_another_stack(draft: Draft, keys: Keys) -> None:
+    """Of layers, rows or experts that several cards share, torchtitan's FSDP 2 is the nearest that is written down. It
+    knows no adapters."""
+    split = [key for field, key in MESH.items() if draft.fields[f"parallel.{field}"] != 1]
+    if not split or draft.fields["method"] != "full":
+        return
+    why = "told as torchtitan's, whose kernels for experts are slower than Transformer Engine's with DeepEP"
+    draft.not_modelled(keys, f"distributed.{split[-1]}", why)
+    draft.put("stack", "torchtitan", keys, f"distributed.{split[-1]}")
+    for field in ("autocast", "attention", "parallel.state_dict_type"):
+        draft.drop(field)
+    draft.assume("autocast", "bfloat16")
+    if draft.fields.get("parallel.sequence_parallel") is False:
+        draft.drop("parallel.sequence_parallel")
+        draft.not_modelled(keys, "distributed.tp_size", "tokens are told to be split outside of attention and MLP too")
+    if draft.fields["weights_dtype"] == "auto":
+        draft.drop("weights_dtype")
+        draft.assume("weights_dtype", "bfloat16")
+    if draft.fields["gradient_checkpointing"] is True and "recompute" not in draft.fields:
+        draft.assume("recompute", "all")
+
 # ---------------------------------------------------------------------------------------------------------- kernels
 
 
@@ -573,18 +600,16 @@ PLAIN_BACKEND: Mapping[str, tuple[object, ...]] = {
     "rms_norm": ("torch", "torch_fp32"),
     "rope": ("torch",),
     "experts": ("torch", "torch_mm", "gmm"),
-    "dispatcher": ("torch",),
 }
 """Values of `model.backend` that are PyTorch's own (components/models/common/utils.py, `BackendConfig`)."""
 
 
 def take_backend(draft: Draft, keys: Keys) -> None:
-    told = {name for name, plain in PLAIN_BACKEND.items() if keys.get(f"model.backend.{name}") not in (None, *plain)}
-    if draft.fields.get("parallel.expert") == 1:
-        told.discard("dispatcher")
-    for name in sorted(told):
-        why = "tokens go to their experts by torch's collectives" if name == "dispatcher" else TRANSFORMER_ENGINE
-        draft.not_modelled(keys, f"model.backend.{name}", why)
+    """One remark for all that is another package's; which sends tokens to their experts is told with these."""
+    for name, plain in PLAIN_BACKEND.items():
+        if keys.get(f"model.backend.{name}") not in (None, *plain):
+            draft.not_modelled(keys, f"model.backend.{name}", TRANSFORMER_ENGINE)
+            break
     for name, why in (("te_fp8", "linear layers are told in bfloat16"), ("compile_attn", "attention is not compiled")):
         if keys.get(f"model.backend.{name}"):
             draft.not_modelled(keys, f"model.backend.{name}", why)

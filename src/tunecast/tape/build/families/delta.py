@@ -356,7 +356,7 @@ class DeltaDecoder(decoder.Decoder):
             if package in machine.kernels:
                 machine.guesses[NOT_COMPARED.format(f"the kernels of {package}")] = None
         padded = "padding" if machine.masked else "packing" if machine.packs else None
-        for what in (padded, machine.attention if machine.attention.startswith("flash") else None):
+        for what in (padded, machine.attention if machine.is_flash else None):
             if what is not None:
                 machine.guesses[NOT_COMPARED.format(what)] = None
 

@@ -289,7 +289,7 @@ class NeoSelfAttention(Module):
         query = self.split_heads(query)
         key = self.split_heads(key)
         value = self.split_heads(value)
-        if self.machine.attention.startswith("flash"):
+        if self.machine.is_flash:
             dtype = flash.taken_dtype(query)
             query = query.transpose(1, 2).to(dtype)
             key = key.transpose(1, 2).to(dtype)
@@ -431,7 +431,7 @@ class GptjAttention(Module):
         else:
             key = rotate_by_pairs(key, sin, cos)
             query = rotate_by_pairs(query, sin, cos)
-        if machine.attention.startswith("flash"):
+        if machine.is_flash:
             value = value.permute(0, 2, 1, 3).contiguous()
             dtype = flash.taken_dtype(query)
             query = query.to(dtype)

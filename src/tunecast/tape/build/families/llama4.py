@@ -293,7 +293,7 @@ class CausalLM(decoder.CausalLM):
     }  # fmt: skip
 
     def __init__(self, machine: Machine, config: Config) -> None:
-        if machine.attention.startswith("flash"):
+        if machine.is_flash:
             raise Unsupported.at("attention", "the closed form knows Llama 4 with sdpa and eager only")
         super().__init__(machine, config)
 

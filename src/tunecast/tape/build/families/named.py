@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 from tunecast.errors import UsageError
+from tunecast.job.kernels import ATTENTIONS
 from tunecast.tape.build import decoder
 from tunecast.tape.build.decoder import Config
 from tunecast.tape.build.machine import Machine
@@ -23,7 +24,7 @@ class CausalLM(decoder.CausalLM):
     usual_names: ClassVar[Mapping[str, str]] = {}
     """Of entries in config.json, by the family's own names (`attribute_map` of its configuration class)."""
 
-    attentions: tuple[str, ...] = ("sdpa", "eager", "flash_attention_2", "flash_attention_3")
+    attentions: tuple[str, ...] = ATTENTIONS
     """What the family has; where it has no sdpa, transformers takes eager."""
 
     def __init__(self, machine: Machine, config: Config) -> None:

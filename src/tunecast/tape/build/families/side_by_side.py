@@ -92,7 +92,7 @@ class FalconAttention(Module):
         cos, sin = position_embeddings
         query_layer, key_layer = attention.apply_rotary(query_layer, key_layer, cos, sin)
         attention_scores: Tensor | None = None
-        if self.machine.attention.startswith("flash"):
+        if self.machine.is_flash:
             dtype = flash.taken_dtype(query_layer)
             query_layer = query_layer.transpose(1, 2).to(dtype)
             key_layer = key_layer.transpose(1, 2).to(dtype)

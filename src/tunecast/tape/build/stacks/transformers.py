@@ -8,7 +8,7 @@ from typing import Any
 
 from tunecast.errors import Unsupported
 from tunecast.job.job import Job
-from tunecast.job.kernels import chosen_kernels
+from tunecast.job.kernels import CUT_HEAD, LORA_TRITON, chosen_kernels, is_flash, liger_parts
 from tunecast.job.stacks import stack_of
 from tunecast.job.stored import USUAL, Packing, packing_of
 from tunecast.tape.build.adapters import adapt
@@ -39,9 +39,7 @@ REFUSES: Refusals = {
     "compile": lambda job: (
         job.compile
         and (
-            job.attention.startswith("flash")
-            or bool(chosen_kernels(job))
-            or job.quantization.format in ("int8", *PACKED_LAYERS)
+            is_flash(job.attention) or bool(chosen_kernels(job)) or job.quantization.format in ("int8", *PACKED_LAYERS)
         )
     ),
     "matmul_dtype": lambda job: (
@@ -52,6 +50,10 @@ REFUSES: Refusals = {
     ),
     **leaves_out("stack_version", "offload_activations"),
 }
+NOT_FUSED = (
+    "kernels lora_triton: adapters are taken to run as PEFT's own; fused ones keep less for the backward pass and take "
+    "less time"
+)
 POSITIONS = ("max_position_embeddings", "n_positions")
 
 
@@ -166,8 +168,13 @@ def load(
     if reading is not None and not over_host:
         part("checkpoint").draw_initial_weights(model)
     model.tie()
-    if "liger" in job.kernels and "foak" not in job.kernels:  # foak has its own
-        part("liger").apply(model, text["model_type"])
+    parts = liger_parts(job)
+    if parts and "foak" not in job.kernels:  # foak has its own
+        part("liger").apply(model, text["model_type"], parts)
+    if CUT_HEAD in job.kernels:
+        part("cut_head").apply(model)
+    if LORA_TRITON in job.kernels:
+        machine.guesses[NOT_FUSED] = None
     return model
 
 

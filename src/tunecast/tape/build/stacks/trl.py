@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tunecast.job.job import Job
+from tunecast.job.kernels import CUT_HEAD, is_flash
 from tunecast.job.names import BITSANDBYTES
 from tunecast.job.releases import minor
 from tunecast.job.shardings import sharding_of
@@ -35,6 +36,7 @@ __all__ = ["REFUSES", "evaluate", "model", "scheme", "setup", "train"]
 REFUSES: Refusals = {
     **trainer.REFUSES,
     "loss": lambda job: job.loss is not None and (job.loss == "chunked") != chunks(job),
+    "kernels": lambda job: CUT_HEAD in job.kernels,  # its own head takes that one's place, or needs the logits
 }
 ENTROPY_ROWS = 128
 ACCURACY, ENTROPY, OWN_CASTS, OWN_CHECKPOINTS, CHUNKED = (0, 15), (0, 20), (0, 26), (0, 28), (1, 1)
@@ -127,7 +129,7 @@ def packs(job: Job) -> bool:
     release's is written down, and of flash-attn's kernels for such rows none: for those, a row is one sample."""
     whole = job.data.packing and job.data.packing_strategy in ("bfd", "bfd_split")
     newest = era_of(job).release >= (5, 17) and release_of_job(job) >= FUSED
-    return whole and newest and not job.attention.startswith("flash")
+    return whole and newest and not is_flash(job.attention)
 
 
 def one_row(job: Job, machine: Machine, length: int) -> Batch:

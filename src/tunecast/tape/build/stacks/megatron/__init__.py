@@ -27,6 +27,7 @@ from tunecast.tape.build.dtypes import DTYPES, INT64, Dtype
 from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.modules import bring
 from tunecast.tape.build.stacks import Refusals, leaves_out, no_such_model
+from tunecast.tape.build.stacks.megatron.layers import KERNELS
 from tunecast.tape.build.stacks.megatron.linears import MegatronRank, shape_of
 from tunecast.tape.build.stacks.megatron.model import GPT, LORA_TARGETS
 from tunecast.tape.build.stacks.megatron.optimizer import DataExchange, MegatronOptimizer
@@ -41,6 +42,7 @@ REFUSES: Refusals = {
     **leaves_out("compile", "kernels", "loss", "optimizer_in_backward", "recompute", "offload_activations"),
     **leaves_out("transformers_version", "stack_version"),
     "optimizer": lambda job: job.optimizer not in ("adamw_torch", "adamw_torch_fused"),
+    "attention": lambda job: job.attention not in (*KERNELS, "eager"),
     "checkpoint_reentrant": lambda job: job.checkpoint_reentrant is not None,
     "lora.dora": lambda job: job.method != "full" and job.lora.dora,
 }

@@ -1,0 +1,66 @@
+"""The trainings among the commands of a script: which framework is called, with which file and which values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path, PurePath
+from types import ModuleType
+from typing import Any
+
+from tunecast.errors import NotResolved
+from tunecast.job.recipes.commands import commands_of
+from tunecast.job.recipes.document import Document
+from tunecast.job.recipes.launch.launchers import launched
+from tunecast.job.recipes.launch.schedulers import Ordered
+from tunecast.job.recipes.request import Invocation, Launch, Request
+from tunecast.job.recipes.words import Word
+from tunecast.records import NamedTuple
+
+
+class Training(NamedTuple):
+    """A command that trains."""
+
+    framework: ModuleType
+    invocation: Invocation
+    launch: Launch
+    line: int
+    told: str
+    """Its first words."""
+
+
+SERVING = frozenset({"rollout", "deploy", "vllm-serve", "serve", "vllm", "sglang.launch_server"})
+
+
+def trainings_of(
+    ordered: Ordered, path: Path, frameworks: Iterable[ModuleType]
+) -> tuple[list[Training], list[list[Word]]]:
+    """And commands that serve a model beside it."""
+    request = Request(Document(str(path), {}, {}), path.parent, ordered.launch)
+    callable_by_command = [each for each in frameworks if hasattr(each, "invocation")]
+    trainings: list[Training] = []
+    others: list[list[Word]] = []
+    for command in commands_of(ordered.text, ordered.variables, ordered.first_line):
+        words, launch = launched(command, request, str(path))
+        found = None
+        for framework in callable_by_command if words else ():
+            found = framework.invocation(words)
+            if found is not None:
+                told = " ".join([PurePath(words[0]).name, *words[1:2]])
+                trainings.append(Training(framework, found, launch, words[0].line, told))
+                break
+        if found is None and SERVING & set(words[:2]):
+            others.append(words)
+    return trainings, others
+
+
+def request_of(training: Training, path: Path, values: Mapping[str, Any]) -> Request:
+    """With `values` that win over the script's. Raises `NotResolved` where the file it names is not there."""
+    invocation, file = training.invocation, str(path)
+    request = Request(Document(file, {}, {}), path.parent, training.launch, invocation.command)
+    document: Document | None = request.document
+    if invocation.config is not None:
+        document = request.open(invocation.config)
+    if document is None:
+        raise NotResolved(f"{file}:{training.line}: {training.told} names {invocation.config}, which is not here")
+    places = {name: (file, invocation.lines.get(name, training.line)) for name in invocation.values}
+    return request._replace(document=document.with_values(invocation.values, places).with_values(values))
