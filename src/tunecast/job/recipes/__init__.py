@@ -15,6 +15,7 @@ values.py     Numbers and switches as YAML and JSON files spell them
 words.py      Words of a command, and what flags among them say
 frameworks/   A trainer each
 launch/       What stands around a training: who starts it, and who orders machines for it
+scripts/      Python scripts and notebooks, read without running them
 parts/        Files that go with several trainers: accelerate's, DeepSpeed's, PEFT's
 """
 
@@ -42,6 +43,8 @@ FRAMEWORKS: tuple[str, ...] = (
     "torchtune",
     "automodel",
     "axolotl",
+    "unsloth",
+    "script",
     "trl",
     "training_arguments",
 )
@@ -52,7 +55,7 @@ PARTS: tuple[str, ...] = (
 )
 """Files of parts/ that are recognised where they stand alone: a training without a model."""
 SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch")
-ENDINGS = (".yaml", ".yml", ".json", *SCRIPTS)
+ENDINGS = (".yaml", ".yml", ".json", ".py", ".ipynb", *SCRIPTS)
 
 
 def find_recipe(path: Path, values: Mapping[str, Any] | None = None) -> Recipe | None:

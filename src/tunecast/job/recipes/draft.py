@@ -62,7 +62,7 @@ class Keys:
         for name, value in leaves(self.document.tree):
             if not name or self._is_read(name):
                 continue
-            if value is None or value is False or value in ("", [], {}) or self._moves_nothing(name):
+            if value is None or value is False or value in ("", [], {}) or self.moves_nothing(name):
                 self.ignored.add(name)
             else:
                 yield name, value
@@ -81,7 +81,7 @@ class Keys:
         parts = name.split(".")
         return any(".".join(parts[:count]) in names for count in range(1, len(parts) + 1))
 
-    def _moves_nothing(self, name: str) -> bool:
+    def moves_nothing(self, name: str) -> bool:
         """It, or what it stands in: of `report_to` each item too."""
         parts = name.split(".")
         outer = {".".join(parts[:count]): parts[count - 1] for count in range(1, len(parts) + 1)}

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tunecast.errors import TunecastError
+from tunecast.errors import UsageError
 from tunecast.job.recipes.document import Document
 from tunecast.job.recipes.draft import Draft, Keys
 from tunecast.job.recipes.scripts.source import statements_of
@@ -24,8 +24,10 @@ class Script(NamedTuple):
     calls: tuple[Made, ...]
     """In the order of the text."""
     environment: Mapping[str, tuple[Any, int]]
-    values: Mapping[str, Any] = {}
-    """What the command line sets and no variable or argument is called."""
+    given: Mapping[str, Any]
+    """What the command line sets."""
+    left: Mapping[str, Any]
+    """Of that, what no variable or argument is called."""
 
     def of(self, *names: str) -> Iterator[Made]:
         """Calls of these names, the last parts of which are enough."""
@@ -36,6 +38,10 @@ class Script(NamedTuple):
 
     def imports_from(self, package: str) -> bool:
         return any(name == package or name.startswith(f"{package}.") for name in self.imports)
+
+    def called(self, draft: Draft) -> Keys:
+        """The calls themselves by title, for fields that they say by being made."""
+        return draft.keys(Document(self.file, {}, {call.title: call.line for call in self.calls}))
 
     def document(
         self, call: Made, positions: tuple[str, ...] = (), values: Mapping[str, Any] | None = None
@@ -65,6 +71,13 @@ class ScriptDocument(Document):
 
     script: Script | None = None
 
+    def with_values(self, values: Mapping[str, Any], places: Mapping[str, tuple[str, int]] | None = None) -> Document:
+        """Read again: a value of a command line takes the place of variables and arguments of its name."""
+        if not values:
+            return self
+        before = self.script.given if self.script is not None else {}
+        return read_script(Path(self.file), {**before, **values})
+
 
 def read_script(path: Path, values: Mapping[str, Any] | None = None) -> ScriptDocument:
     """Raises a `TunecastError` where it is no Python, or too much of it."""
@@ -72,7 +85,8 @@ def read_script(path: Path, values: Mapping[str, Any] | None = None) -> ScriptDo
     try:
         reader.run(statements_of(path))
     except RecursionError:
-        raise TunecastError(f"{path}: nested too deeply to be read without running it") from None
+        raise UsageError(f"{path}: nested too deeply to be read without running it") from None
     left = {name: value for name, value in reader.values.items() if name not in reader.used}
-    script = Script(str(path), frozenset(reader.imports.values()), tuple(reader.calls), reader.environment, left)
+    names = frozenset(reader.imports.values())
+    script = Script(str(path), names, tuple(reader.calls), reader.environment, dict(reader.values), left)
     return ScriptDocument(str(path), {}, {}, script=script)

@@ -87,10 +87,9 @@ class Statements(Expressions):
         if isinstance(target, ast.Name):
             self.scopes[-1][target.id] = self.chosen(target.id, value)
         elif isinstance(target, (ast.Tuple, ast.List)):
-            many = value if isinstance(value, (list, tuple)) and len(value) == len(target.elts) else None
+            many = value if isinstance(value, (list, tuple)) else [value] if isinstance(value, Made) else []
             for number, each in enumerate(target.elts):
-                first = value if number == 0 and isinstance(value, Made) else UNKNOWN
-                self.assign(each, many[number] if many is not None else first)
+                self.assign(each, many[number] if number < len(many) else UNKNOWN)
         elif isinstance(target, ast.Attribute):
             of = self.value(target.value)
             if isinstance(of, Made):
@@ -104,9 +103,11 @@ class Statements(Expressions):
             self.environment[key] = (value, target.lineno)
             return
         of = self.value(target.value)
-        if isinstance(of, dict) and isinstance(key, (str, int)):
-            of[key] = value
-        elif isinstance(of, list) and isinstance(key, int) and 0 <= key < len(of):
+        if isinstance(of, dict):
+            is_place = isinstance(key, (str, int))
+        else:
+            is_place = isinstance(of, list) and isinstance(key, int) and 0 <= key < len(of)
+        if is_place:
             of[key] = value
 
     def chosen(self, name: str, value: Any) -> Any:
@@ -234,6 +235,10 @@ class Statements(Expressions):
             one = Made(str(kind), parser.line)
             if isinstance(kind, Symbol) and str(kind) in self.classes:
                 self.instance(one, self.classes[str(kind)])
+            else:
+                self.used.update(self.values)
+                for name, value in self.values.items():
+                    one.give(name, value, 0)
             self.calls.append(one)
             made.append(one)
         return tuple(made)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 
@@ -35,6 +35,12 @@ class Made:
         self.is_open = False
         """Whether it was given more than the text tells: `**kwargs`."""
 
+    @property
+    def title(self) -> str:
+        """As a script writes it: `SFTTrainer`, `FastLanguageModel.from_pretrained`."""
+        parts = self.name.split(".")
+        return ".".join(parts[-2:] if len(parts) > 1 and parts[-1][:1].islower() else parts[-1:])
+
     def is_a(self, *names: str) -> bool:
         """By the last parts of its name."""
         return any(self.name == name or self.name.endswith(f".{name}") for name in names)
@@ -50,6 +56,19 @@ class Made:
         if position is not None and position < len(self.positional):
             return self.positional[position]
         return None
+
+    def without(self, names: Container[str]) -> Made:
+        """The same call less these arguments."""
+        made = Made(self.name, self.line, self.receiver)
+        made.positional, made.lines, made.is_open = self.positional, self.lines, self.is_open
+        made.arguments = {name: value for name, value in self.arguments.items() if name not in names}
+        return made
+
+    def only(self, names: Container[str]) -> Made:
+        made = Made(self.name, self.line, self.receiver)
+        made.lines = self.lines
+        made.arguments = {name: value for name, value in self.arguments.items() if name in names}
+        return made
 
 
 def is_known(value: Any) -> bool:
