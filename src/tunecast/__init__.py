@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tunecast.door.catalogue import models as models
     from tunecast.door.catalogue import nodes as nodes
     from tunecast.door.compare import compare as compare
+    from tunecast.door.data import data as data
     from tunecast.door.explain_oom import explain_oom as explain_oom
     from tunecast.door.fit import fit as fit
     from tunecast.door.largest import largest as largest
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from tunecast.planning.choice import Plan as Plan
     from tunecast.planning.comparison import Comparison as Comparison
     from tunecast.planning.fit.solution import Fit as Fit
+    from tunecast.prediction.data.training_data import TrainingData as TrainingData
     from tunecast.prediction.prediction import Prediction as Prediction
     from tunecast.prediction.values import Memory as Memory
 
@@ -54,6 +56,7 @@ _PLACES = {
     "advise.oom.explanation": ("OomExplanation",),
     "door.catalogue": ("gpus", "models", "nodes"),
     "door.compare": ("compare",),
+    "door.data": ("data",),
     "door.explain_oom": ("explain_oom",),
     "door.fit": ("fit",),
     "door.largest": ("largest",),
@@ -69,6 +72,7 @@ _PLACES = {
     "planning.choice": ("Choice", "Plan"),
     "planning.comparison": ("Comparison",),
     "planning.fit.solution": ("Fit",),
+    "prediction.data.training_data": ("TrainingData",),
     "prediction.prediction": ("Prediction",),
     "prediction.values": ("Memory",),
 }

@@ -21,6 +21,8 @@ NAMES = {*STACKS, *SHARDINGS, *OPTIMIZERS, *BEGINNINGS}
 DECLARATIONS = ("job/stacks.py", "job/shardings.py", "job/optimizers.py")
 PROGRAMS = ("tape/build/stacks/", "tape/build/sharding/", "tape/build/optimizers/")
 """What a declaration stands for, in code: each speaks of itself."""
+READERS = "job/recipes/"
+"""What trainers' files say, in our words: it sets them, and asks for none."""
 SPELLINGS = ("job/names.py", "job/foreign.py")
 """How other programs' users write them."""
 OTHERWISE = {
@@ -52,7 +54,7 @@ def sources() -> list[str]:
 
 @pytest.mark.parametrize("place", sources())
 def test_nobody_asks_for_one_by_name(place: str) -> None:
-    if place in (*DECLARATIONS, *SPELLINGS, *OTHERWISE) or place.startswith(PROGRAMS):
+    if place in (*DECLARATIONS, *SPELLINGS, *OTHERWISE) or place.startswith((*PROGRAMS, READERS)):
         return
     found = [f"line {node.lineno}: {node.value!r}" for node in literals(PACKAGE / place) if node.value in NAMES]
     assert not found, f"{place} asks by name; ask the declaration ({', '.join(DECLARATIONS)}): {found}"

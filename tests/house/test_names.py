@@ -10,19 +10,21 @@ from pathlib import Path
 import pytest
 
 import tunecast
-from tunecast.cli import compare, explain_oom, fit, gpus, largest, main, offers, plan, predict, trace
+from tunecast.cli import compare, data, explain_oom, fit, gpus, largest, main, offers, plan, predict, trace
 from tunecast.job.foreign import MEANINGS, called
 
 PUBLIC = {
     "Choice", "Comparison", "DoesNotFit", "Fit", "Job", "Largest", "Memory", "NotResolved", "Offers",
-    "OomExplanation", "OverBudget", "Plan", "Prediction", "ScriptTrace", "TunecastError", "Unsupported", "UsageError",
-    "__version__", "compare", "explain_oom", "fit", "gpus", "largest", "models", "nodes", "offers", "plan", "predict",
+    "OomExplanation", "OverBudget", "Plan", "Prediction", "ScriptTrace", "TrainingData", "TunecastError",
+    "Unsupported", "UsageError", "__version__", "compare", "data",
+    "explain_oom", "fit", "gpus", "largest", "models", "nodes", "offers", "plan", "predict",
     "read", "read_jobs", "trace",
 }  # fmt: skip
 SCHEMAS = {
     tunecast.Prediction: "tunecast.prediction/1", tunecast.Plan: "tunecast.plan/1", tunecast.Fit: "tunecast.fit/1",
     tunecast.Comparison: "tunecast.compare/1", tunecast.Largest: "tunecast.largest/1",
     tunecast.OomExplanation: "tunecast.oom/1", tunecast.Offers: "tunecast.offers/1",
+    tunecast.TrainingData: "tunecast.data/1",
 }  # fmt: skip
 
 OUTPUT_AND_TRACING = {
@@ -41,7 +43,8 @@ JOB = {
     "--no-double-quant", "--prepare-kbit", "--no-prepare-kbit", "--weights-dtype", "--autocast", "--matmul-dtype",
     "--optimizer", "--max-grad-norm", "--seq-len", "--micro-batch", "--grad-accum", "--gradient-checkpointing",
     "--no-gradient-checkpointing", "--attention", "--kernels", "--compile", "--no-compile", "--allocator",
-    "--lengths", "--tokens", "--samples", "--data-lengths", "--epochs", "--packing", "--no-packing", "--gpu",
+    "--lengths", "--tokens", "--samples", "--data-lengths", "--data-path", "--tokenizer",
+    "--epochs", "--packing", "--no-packing", "--gpu",
     "--gpus", "--nodes", "--capacity-bytes", "--reserve", "--parallel-data", "--layers", "--tensor", "--pipeline",
     "--context", "--expert", "--offload", "--set", "--transformers-version", "--stack-version", "--torch-version",
     "--peft-version", "--trl-version", "--bitsandbytes-version", "--liger-version", "--unsloth-version",
@@ -81,7 +84,10 @@ def test_public_names_survive_the_import_of_their_rooms() -> None:
 
 
 def test_commands() -> None:
-    named = {"plan", "predict", "fit", "trace", "largest", "compare", "explain-oom", "gpus", "offers", "completion"}
+    named = {
+        *("plan", "predict", "fit", "trace", "largest", "compare", "explain-oom", "data", "gpus", "offers"),
+        "completion",
+    }
     assert named <= set(main.COMMANDS)
 
 
@@ -118,6 +124,11 @@ def test_names_of_other_trainers() -> None:
 
 def test_flags_of_gpus() -> None:
     assert set(gpus.parser()._option_string_actions) == {"-h", "--help", "--vendor", "--min-memory", "--json"}
+
+
+def test_flags_of_data() -> None:
+    own = {"-h", "--help", "--json"}
+    assert set(data.parser()._option_string_actions) == (JOB | HELP_ALL | own) - {"--data-path"}
 
 
 def test_flags_of_offers() -> None:

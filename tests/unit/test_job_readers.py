@@ -221,4 +221,5 @@ def test_size_is_bounded(tmp_path, monkeypatch):
 def test_training_data_is_told_from_jobs(tmp_path, row):
     error = only(written(tmp_path, "data.jsonl", f"{row}\n" * 300))
     assert isinstance(error, JobError)
-    assert "this looks like training data" in error.message and "--data-lengths" in error.message
+    assert "this looks like training data" in error.message
+    assert "tunecast data PATH" in error.message and "data.path" in error.message

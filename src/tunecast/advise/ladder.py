@@ -153,7 +153,7 @@ def _replicated(job: Job) -> str | None:
 
 
 def _rows_alike(job: Job) -> bool:
-    return job.lengths is None and (job.data.lengths is None or job.data.packing)
+    return job.lengths is None and (not job.data.has_lengths or job.data.packing)
 
 
 def _says(*texts: str) -> Callable[[Job], tuple[str, ...]]:

@@ -121,7 +121,7 @@ def _kernels(job: Job, model_type: str) -> Iterator[tuple[str, Overrides]]:
 
 
 def has_data(job: Job) -> bool:
-    return (job.data.samples or job.data.tokens or job.data.lengths) is not None
+    return job.data.has_lengths or (job.data.samples or job.data.tokens) is not None
 
 
 def effects(

@@ -7,6 +7,8 @@ calibrate.py    `tunecast calibrate`: measure this machine's GPU, so that predic
 compare.py      `tunecast compare A B`: what differs between two jobs, and what each difference costs
 completion.py   `tunecast completion bash|zsh|fish`
 cores.py        many jobs on all cores
+data.py         `tunecast data PATH`: how many samples and tokens training data has, how long they are, and what a job
+                makes of them
 explain_oom.py  `tunecast explain-oom [JOB] train.log`: what filled the card, and what to change
 files.py        files asked for with --html and --snapshot
 filters.py      Flags that say which offers are meant, and in what money: `offers` and `plan` have the same

@@ -67,6 +67,10 @@ COMMANDS: Mapping[str, Command] = {
         "what filled the card when PyTorch ran out of memory, and what to change",
         "tunecast explain-oom job.yaml train.log",
     ),
+    "data": Command(
+        "how many samples and tokens training data has, how long they are, and what is cut and padded",
+        "tunecast data train.jsonl --seq-len 2048 --micro-batch 4",
+    ),
     "models": Command(
         "the bundled models: sizes, parameters, Hub ids",
         "tunecast models qwen3 8b",

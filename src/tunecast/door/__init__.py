@@ -6,6 +6,7 @@ asking.py       A question that is many predictions: each job is asked for once,
                 take it away
 catalogue.py    What can be named: cards, machines and links, bundled models
 compare.py      What differs between two jobs, and what each difference costs
+data.py         What training data holds: how many samples and tokens, how long they are, and what a job makes of them
 explain_oom.py  What filled the card that ran out of memory, and what to change
 filters.py      Which offers are meant: the options that `tunecast offers` and `tunecast plan` share, by the names of
                 their flags

@@ -37,6 +37,7 @@ writer.py       Files that are written whole or not at all: a reader never sees 
                 it fails
 readers/        Jobs from wherever they are written: a file of one of the formats below, or a model's name with flags
 recipes/        The files people already train with, as jobs
+texts/          Training data of any size: which files it is, what their rows hold, how many tokens that is
 """
 
 from __future__ import annotations

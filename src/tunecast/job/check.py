@@ -256,6 +256,15 @@ def packed_rows_are_counted(tokens: int | None, packing: bool) -> str | None:
     return f"got {tokens} with packing, whose rows are of one length; allowed: null, or packing: false; nearest: null"
 
 
+@rule("data.path", "data.lengths")
+def lengths_of_one_data_set(path: str | None, lengths: object) -> str | None:
+    if path is None or lengths is None:
+        return None
+    got = f"got {shown(path)} with data.lengths, which says the same in another way"
+    return f"{got}; allowed: one of the two; nearest: null"
+
+
+@rule("data.path", "lengths")
 @rule("data.lengths", "lengths")
 def one_list_of_lengths(of_samples: object, lengths: tuple[int, ...] | None) -> str | None:
     if of_samples is None or lengths is None:
@@ -264,11 +273,11 @@ def one_list_of_lengths(of_samples: object, lengths: tuple[int, ...] | None) -> 
     return f"{got}; allowed: one of the two; nearest: null"
 
 
-@rule("data.tokens", "data.samples", "data.lengths")
-def one_measure_of_data(tokens: int | None, samples: int | None, lengths: object) -> str | None:
-    if tokens is None or (samples is None and lengths is None):
+@rule("data.tokens", "data.samples", "data.lengths", "data.path")
+def one_measure_of_data(tokens: int | None, samples: int | None, lengths: object, path: str | None) -> str | None:
+    if tokens is None or (samples, lengths, path) == (None, None, None):
         return None
-    return f"got {tokens} and samples or lengths too; allowed: tokens, or samples and lengths; nearest: null"
+    return f"got {tokens} and samples, lengths or path too; allowed: tokens, or the others; nearest: null"
 
 
 @rule("run.eval_steps", "run.eval_strategy")

@@ -89,7 +89,7 @@ POINTERS: Mapping[str, tuple[str, str]] = {
     "device_map": ("parallel.layers", "(how many cards)"),
     **dict.fromkeys(("dataset", "dataset_name", "datasets", "data", "dataset_size"), ("data.samples", _COUNT)),
     **dict.fromkeys(("max_samples", "num_samples", "max_train_samples"), ("data.samples", _COUNT)),
-    "train_file": ("data.lengths", "(a file of their lengths)"),
+    "train_file": ("data.path", "(the file)"),
     **dict.fromkeys(("val_set_size", "val_size", "eval_dataset"), ("data.eval_samples", _COUNT)),
     **dict.fromkeys(("num_tokens", "token"), ("data.tokens", _COUNT)),
     "precision": ("weights_dtype", "(of the weights; autocast for mixed precision)"),

@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 from tunecast.errors import UsageError, nearest
 from tunecast.job.job import Data
@@ -28,6 +29,9 @@ from tunecast.job.readers.bounds import bounded_text
 from tunecast.records import NamedTuple
 from tunecast.tables import Tables, text_beside
 from tunecast.units import MIB
+
+if TYPE_CHECKING:
+    from tunecast.job.texts.scan import Scan
 
 FIELD = "data.lengths"
 MOST_FILE_BYTES = 16 * MIB
@@ -72,6 +76,8 @@ class Lengths(NamedTuple):
 def sample_lengths(data: Data) -> Lengths | None:
     """What a job says of its samples' lengths; None where it says nothing. Raises `UsageError` or `NotResolved`."""
     given = data.lengths
+    if data.path is not None:
+        return lengths_of(scan_of(data), data.samples)
     if given is None:
         return None
     if isinstance(given, str):
@@ -84,6 +90,32 @@ def sample_lengths(data: Data) -> Lengths | None:
         found = Lengths(counts, order)
         return found._replace(samples=data.samples or found.listed)
     return Lengths(_counted(given), given, data.samples or len(given))
+
+
+def scan_of(data: Data) -> Scan:
+    """What was counted of the training data that a job names."""
+    from tunecast.job.texts.scan import scan  # few jobs name any
+
+    assert data.path is not None
+    return scan(data.path, data.tokenizer)
+
+
+def lengths_of(found: Scan, samples: int | None = None) -> Lengths:
+    return Lengths(found.counts, found.order, samples or found.samples)
+
+
+def lengths_source(data: Data) -> str:
+    found = scan_of(data)
+    bad = f", {found.bad_lines:,} lines were not" if found.bad_lines else ""
+    return f"lengths of {found.samples:,} samples were counted in {found.path}{bad}; tokens: {found.tokenizer}"
+
+
+def lengths_guess(data: Data) -> str | None:
+    """That lengths are only estimated, where they are."""
+    if data.path is None:
+        return None
+    found = scan_of(data)
+    return None if found.is_exact else f"lengths of the samples are {found.tokenizer} (data.tokenizer counts them)"
 
 
 @lru_cache(maxsize=1)

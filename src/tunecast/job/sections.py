@@ -96,6 +96,20 @@ class Data(Section):
         "alpaca-gpt4, code-alpaca, dolly, gsm8k, longform; null: all of seq_len",
         within=(1, 10_000_000),
     )
+    path: str | None = field(
+        None,
+        OURS,
+        "the training data itself, of which samples and their lengths are counted: .jsonl, .json, .csv, .tsv, .txt, "
+        ".parquet, .arrow, or a folder of them",
+        aka="dataset_path data_path",
+        flag="data-path",
+    )
+    tokenizer: str | None = field(
+        None,
+        OURS,
+        "with data.path: a folder with tokenizer.json, by which tokens are counted; null: estimated from characters",
+        aka="tokenizer_path",
+    )
     epochs: float = field(
         3.0,
         transformers("TrainingArguments.num_train_epochs"),
@@ -166,6 +180,11 @@ class Data(Section):
     eval_samples: int | None = field(
         None, OURS, "samples evaluated on, as long as those trained on", within=(1, 10**13), kilo=1000
     )
+
+    @property
+    def has_lengths(self) -> bool:
+        """Whether something says how long the samples are."""
+        return self.lengths is not None or self.path is not None
 
 
 @dataclass(frozen=True)

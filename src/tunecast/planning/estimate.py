@@ -350,7 +350,7 @@ class Estimator:
         """Raises what the closed form raises."""
         job, gpu = self.space.job_of(rig, setting), rig.gpu
         folded = self.fold(rig, setting, replace(plain(job), lengths=job.lengths))
-        own = None if job.data.lengths is None else self._own(rig, setting, job)
+        own = None if not job.data.has_lengths else self._own(rig, setting, job)
         held = job_on_card(job, gpu, folded, managed_bytes(job, self.model), own)
         needs, has = held.unlimited.reserved_bytes, held.capacity_bytes
         device = held.device

@@ -320,7 +320,7 @@ def with_data(job: Job, assumed: list[str]) -> Job:
         return job
     rows = f"{ASSUMED_TOKENS:,} tokens x {data.epochs:g} epochs"
     assumed.append(f"no amount of data given, so {rows} are assumed: give yours with --samples or --tokens")
-    if data.lengths is not None:
+    if data.has_lengths:
         return replace(job, data=replace(data, samples=max(1, ASSUMED_TOKENS // job.seq_len)))
     return replace(job, data=replace(data, tokens=ASSUMED_TOKENS))
 

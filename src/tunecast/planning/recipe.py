@@ -113,7 +113,7 @@ def _prepares(job: Job, freedom: Freedom, method: str) -> bool:
 
 def _rows_are_alike(job: Job) -> bool:
     """What is compiled is compiled again for other lengths, which nobody has timed."""
-    return job.lengths is None and (job.data.lengths is None or job.data.packing)
+    return job.lengths is None and (not job.data.has_lengths or job.data.packing)
 
 
 def _makes_sense(job: Job, recipe: Recipe) -> bool:

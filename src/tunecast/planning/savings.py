@@ -67,7 +67,7 @@ def _other_settings(choice: Choice, phases: dict[str, float], is_spot: bool) -> 
         without = replace(job, run=replace(job.run, save_only_model=True))
         yield from _predict("save checkpoints without the optimizer (run.save_only_model)", without, choice)
     data = job.data
-    if data.lengths is not None and not (data.packing or data.max_tokens_per_batch or data.group_by_length):
+    if data.has_lengths and not (data.packing or data.max_tokens_per_batch or data.group_by_length):
         tokens = job.micro_batch * max(job.lengths or (job.seq_len,))
         filled = replace(job, data=replace(data, max_tokens_per_batch=tokens))
         advice = f"fill batches by tokens, which are other batches then (data.max_tokens_per_batch: {tokens})"

@@ -116,7 +116,7 @@ def _predict(
     short = with_few_micro_batches(job)
     folded = fold_job(short, model.raw, card_of(gpu), keeps_ops=timed, builder=builder)
     own = None
-    if job.data.lengths is not None:
+    if job.data.has_lengths:
         from tunecast.prediction.data.own_batches import own_run, with_tape  # few jobs say
 
         own = own_run(job, model.raw, card_of(gpu))

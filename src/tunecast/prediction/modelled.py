@@ -16,6 +16,7 @@ from tunecast.hardware.spec import Gpu
 from tunecast.job.job import Job, all_knobs
 from tunecast.job.kernels import LIGER_PARTS, chosen_kernels
 from tunecast.job.knob import shown
+from tunecast.job.lengths import lengths_source
 from tunecast.job.model import ModelConfig
 from tunecast.job.optimizers import optimizer_of
 from tunecast.job.releases import FIELDS
@@ -165,10 +166,12 @@ def job_assumptions(job: Job, followed: Job, own: OwnRun | None = None) -> list[
     told = [f"peak over the first {max(6, len(job.lengths or ()))} optimizer steps, starting with an empty cache"]
     if own is not None:
         told = [own.told]
-    elif job.data.lengths is not None and job.lengths is None:
+    elif job.data.has_lengths and job.lengths is None:
         told.append(
             f"memory is not that of the job's own batches: every row is taken to be {job.seq_len:,} tokens long"
         )
+    if job.data.path is not None:
+        told.append(lengths_source(job.data))
     stack = stack_of(job)
     taken = meant_by(job.hardware.gpu).note(job.hardware.gpu)
     if taken is not None:
@@ -209,6 +212,7 @@ BELONGS_TO: Mapping[str, tuple[str, Callable[[Job], bool]]] = {
     "parallel.sequence_parallel": ("parallel.tensor", lambda job: job.parallel.tensor > 1),
     "hardware.inter_node_gbps": ("hardware.nodes", lambda job: job.hardware.nodes > 1),
     "hardware.nvme_bytes_per_s": ("parallel.offload_device", lambda job: job.parallel.offload_device == "nvme"),
+    "data.tokenizer": ("data.path", lambda job: job.data.path is not None),
     "data.packing_strategy": ("data.packing", lambda job: job.data.packing),
     "run.save_steps": _BY_STEPS,
     "run.saves_per_epoch": _BY_STEPS,

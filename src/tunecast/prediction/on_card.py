@@ -15,6 +15,7 @@ from tunecast.errors import UsageError
 from tunecast.hardware.cluster import Cluster, cluster_of
 from tunecast.hardware.spec import Gpu, card_name
 from tunecast.job.job import Job
+from tunecast.job.lengths import lengths_guess
 from tunecast.job.releases import not_measured
 from tunecast.job.stacks import DEFAULT_STACK, stack_of
 from tunecast.prediction.memory.allocator import AllocatorSettings, takes_oldest_segment_first
@@ -304,7 +305,8 @@ def job_on_card(job: Job, gpu: Gpu, tape: Tape | Folded, managed_bytes: int = 0,
     settings = allocator_settings(allocator, gpu, tape, pretended=capacity_bytes is not None)
     others, reserve_bytes = others_of(job, gpu), job.hardware.reserve_bytes
     held = on_card(tape, gpu, settings, capacity_bytes, reserve_bytes, job.stack, others, managed_bytes, own)
-    return replace(held, guesses=(*held.guesses, *job.not_modelled)) if job.not_modelled else held
+    guesses = (*job.not_modelled, *filter(None, [lengths_guess(job.data)]))
+    return replace(held, guesses=(*held.guesses, *guesses)) if guesses else held
 
 
 def others_of(job: Job, gpu: Gpu) -> Cluster | None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 from os.path import basename, isfile, splitext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from tunecast.errors import NotResolved, TunecastError, Unsupported, UsageError
 from tunecast.job.job import Job
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
     from tunecast.job.recipes.recipe import Recipe
 
+DATA_FILES = ("lengths", "path", "tokenizer")
+"""Of a job's `data`, what may name a file."""
 FORMATS: Mapping[str, str] = {".yaml": "yaml", ".yml": "yaml", ".json": "json", ".jsonl": "jsonlines"}
 """By ending, the file here that reads it."""
 
@@ -136,9 +138,8 @@ TRAINING_TEXTS = frozenset(
 )
 """Columns of the data sets that TRL's and Axolotl's documentation name."""
 TRAINING_DATA = (
-    "this looks like training data, not like jobs. To fix: name a model and how long the samples are, such as "
-    "tunecast predict llama-3.1-8b --data-lengths lengths.txt, with the tokens of a sample on each line "
-    "(docs/cookbook.md), or --samples N --seq-len N"
+    "this looks like training data, not like jobs. To fix: tunecast data PATH says how long its samples are, and a job "
+    "names it as data.path, such as tunecast predict llama-3.1-8b --data-path PATH"
 )
 
 
@@ -180,9 +181,15 @@ def _as_job(content: Mapping[Any, object], path: Path) -> Mapping[Any, object]:
     model, data = content.get("model"), content.get("data")
     if isinstance(model, str) and model.startswith(("./", "../")):
         content = {**content, "model": str(path.parent / model)}
-    if isinstance(data, Mapping) and isinstance(lengths := data.get("lengths"), str) and lengths.startswith("."):
-        content = {**content, "data": {**data, "lengths": str(path.parent / lengths)}}
+    if isinstance(data, Mapping):
+        files = {name: data.get(name) for name in DATA_FILES}
+        here = {name: str(path.parent / file) for name, file in files.items() if _starts_here(file)}
+        content = {**content, "data": {**data, **here}} if here else content
     return content
+
+
+def _starts_here(file: object) -> TypeGuard[str]:
+    return isinstance(file, str) and file.startswith(".")
 
 
 def _not_a_mapping(content: object) -> str:

@@ -141,6 +141,19 @@ def is_job(document: Document) -> bool:
     return isinstance(document.get("model"), str) and set(document.tree) <= known
 
 
+def words_for(recipe: Recipe, field: str, value: object) -> Mapping[str, object] | None:
+    """The keys of its file that say this of a field, by dotted name; None where none is known. Not every value can be
+    said: whoever writes them reads them back."""
+    its_own = (each for each in map(load_framework, FRAMEWORKS) if each.NAME == recipe.framework)
+    said = getattr(next(its_own, None), "WORDS", {}).get(field)
+    if callable(said):
+        found: Mapping[str, object] | None = said(value)
+        return found
+    place = recipe.places.get(field)
+    key = said or (place.key if place is not None and place.line else None)
+    return None if key is None else {key: value}
+
+
 def take_launch(draft: Draft, launch: Launch) -> None:
     for field, value in (
         ("hardware.gpu", launch.gpu),

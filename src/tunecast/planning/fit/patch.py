@@ -11,17 +11,18 @@ import difflib
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from tunecast.errors import NotResolved, TunecastError
 from tunecast.job.job import Job
-from tunecast.job.readers import read_jobs
+from tunecast.job.readers import DATA_FILES, read_jobs
 from tunecast.job.readers.bounds import MOST_FILE_BYTES, bounded_bytes
+from tunecast.job.recipes import ENDINGS, find_recipe, words_for
 from tunecast.job.writer import write_file
-from tunecast.records import NamedTuple
+from tunecast.records import NamedTuple, replace
 
 Overrides = Mapping[str, object]
 BACKUP = ".orig"
@@ -46,17 +47,32 @@ def patch_of(path: Path, overrides: Overrides, wanted: Job, flags: Overrides) ->
     before = bounded_bytes(path, MOST_FILE_BYTES).decode("utf-8")
     is_json = path.suffix.lower() in (".json", ".jsonl")
     try:
-        after = edited(before, overrides, is_json=is_json)
+        after = edited(before, in_its_words(path, overrides), is_json=is_json)
     except (ValueError, TunecastError):
         return None
     except import_module("yaml").YAMLError:
         return None
-    if _read(path, after, {name: value for name, value in flags.items() if name not in overrides}) != wanted:
+    others = {name: value for name, value in flags.items() if name not in overrides}
+    if _read(path, after, others, wanted) != wanted:
         return None
     return Patch(path, before, after)
 
 
-def _read(path: Path, text: str, flags: Overrides) -> Job | None:
+def in_its_words(path: Path, overrides: Overrides) -> Overrides:
+    """Fields as keys of the framework whose file it is. Raises ValueError where it has none for one of them."""
+    recipe = find_recipe(path) if path.suffix.lower() in ENDINGS else None
+    if recipe is None:
+        return overrides
+    words: dict[str, object] = {}
+    for field, value in overrides.items():
+        said = words_for(recipe, field, value)
+        if said is None:
+            raise ValueError(f"{recipe.framework} has no key for {field}")
+        words |= said
+    return words
+
+
+def _read(path: Path, text: str, flags: Overrides, wanted: Job) -> Job | None:
     """As the file's own folder would have it, where ./model is looked for."""
     try:
         with tempfile.TemporaryDirectory() as folder:
@@ -68,53 +84,59 @@ def _read(path: Path, text: str, flags: Overrides) -> Job | None:
     if len(jobs) != 1 or not isinstance(jobs[0], Job):
         return None
     job = jobs[0]
-    return _moved(job, folder, str(path.parent))
+    return replace(_moved(job, folder, str(path.parent)), not_modelled=wanted.not_modelled)  # which name lines
 
 
 def _moved(job: Job, here: str, there: str) -> Job:
-    from tunecast.records import replace
-
     def named(text: str) -> str:
         return str(Path(there) / Path(text).relative_to(here)) if text.startswith(here) else text
 
-    lengths = job.data.lengths
-    data = replace(job.data, lengths=named(lengths)) if isinstance(lengths, str) else job.data
-    return replace(job, model=named(job.model), data=data)
+    files = {name: getattr(job.data, name) for name in DATA_FILES}
+    moved: dict[str, Any] = {name: named(file) for name, file in files.items() if isinstance(file, str)}
+    return replace(job, model=named(job.model), data=replace(job.data, **moved))
 
 
 def edited(text: str, overrides: Overrides, *, is_json: bool = False) -> str:
     """The text of a YAML or JSON mapping with dotted fields set. Raises ValueError where it is no such text."""
     for dotted, value in overrides.items():
-        section, _, leaf = dotted.rpartition(".")
-        if section:
-            text = _with_section(text, section, leaf, value, is_json)
-        else:
-            text = _with_value(text, leaf, value, is_json)
+        text = _with_value(text, dotted.split("."), value, is_json)
     return text
 
 
-def _with_value(text: str, field: str, value: object, is_json: bool) -> str:
-    root = _root(text)
-    found = _entry(root, field)
-    if found is None:
-        return _inserted(text, root, field, _shown(value, is_json), is_json)
-    return _replaced(text, *found, _shown(value, is_json))
+def _with_value(text: str, names: Sequence[str], value: object, is_json: bool) -> str:
+    """`names`: of the mappings it stands in, and its own."""
+    mapping = _root(text)
+    for place, name in enumerate(names):
+        found = _entry(mapping, name)
+        inside = names[place + 1 :]
+        if found is None:
+            braces = is_json or mapping.flow_style
+            shown = _within(inside, value, is_json) if braces else _below(inside, value)
+            return _inserted(text, mapping, name, shown, is_json)
+        key, node = found
+        if not inside:
+            return _replaced(text, key, node, _shown(value, is_json))
+        if (node.id == "scalar" and node.tag.endswith(":null")) or (node.id == "mapping" and not node.value):
+            return _replaced(text, key, node, _within(inside, value, is_json))
+        if node.id != "mapping":
+            raise ValueError(f"{name} is no mapping")
+        mapping = node
+    raise ValueError("a field has a name")
 
 
-def _with_section(text: str, section: str, field: str, value: object, is_json: bool) -> str:
-    root = _root(text)
-    found = _entry(root, section)
-    shown = _shown(value, is_json)
-    braced = f'{{"{field}": {shown}}}' if is_json else f"{{{field}: {shown}}}"
-    if found is None:
-        return _inserted(text, root, section, braced if root.flow_style else f"\n  {field}: {shown}", is_json)
-    key, node = found
-    if (node.id == "scalar" and node.tag.endswith(":null")) or (node.id == "mapping" and not node.value):
-        return _replaced(text, key, node, braced)
-    if node.id != "mapping":
-        raise ValueError(f"{section} is no mapping")
-    inner = _entry(node, field)
-    return _inserted(text, node, field, shown, is_json) if inner is None else _replaced(text, *inner, shown)
+def _within(names: Sequence[str], value: object, is_json: bool) -> str:
+    """A value inside mappings, on one line."""
+    if not names:
+        return _shown(value, is_json)
+    return f"{{{_quoted(names[0], is_json)}: {_within(names[1:], value, is_json)}}}"
+
+
+def _below(names: Sequence[str], value: object) -> str:
+    """The same, a line for each."""
+    if not names:
+        return _shown(value, is_json=False)
+    lines = [f"\n{'  ' * (depth + 1)}{name}:" for depth, name in enumerate(names)]
+    return f"{''.join(lines)} {_shown(value, is_json=False)}"
 
 
 def _root(text: str) -> Any:

@@ -150,7 +150,7 @@ def _listed(job: Job, lengths: Sequence[int], most_steps: int) -> list[tuple[Mic
 
 def has_full_rows(job: Job) -> bool:
     """Whether every row is taken as full where those of most data sets are not: nothing is said of their lengths."""
-    given = job.lengths is not None or job.data.lengths is not None
+    given = job.lengths is not None or job.data.has_lengths
     return job.task == "sft" and not given and not job.data.packing
 
 

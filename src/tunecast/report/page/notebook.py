@@ -15,9 +15,11 @@ from tunecast.market.listed import Offers
 from tunecast.planning.choice import DOLLARS, Plan
 from tunecast.planning.comparison import Comparison
 from tunecast.planning.fit.solution import Fit, FitChange
+from tunecast.prediction.data.training_data import TrainingData
 from tunecast.prediction.prediction import Prediction
 from tunecast.report.draw.job_yaml import job_in_yaml
 from tunecast.report.lists.compare import summary
+from tunecast.report.lists.data import row_sentences, verdict
 from tunecast.report.lists.fit import effect_words, state_words
 from tunecast.report.lists.largest import most_words, settings_words
 from tunecast.report.page.markup import Markup, joined, lines, tag
@@ -25,7 +27,7 @@ from tunecast.report.plan.words import amount, cost_and_range, headline, offer_n
 from tunecast.report.run.advice import in_yaml
 from tunecast.report.run.time import duration, span
 from tunecast.report.run.verdict import STYLES, phrase_of
-from tunecast.units import gib
+from tunecast.units import gib, percent
 
 COLOURS = {"good": "#1a7f37", "warn": "#9a6700", "bad": "#cf222e"}
 CELL = "text-align:left;padding:2px 14px 2px 0;vertical-align:top"
@@ -167,6 +169,19 @@ def _offers(found: Offers) -> str:
     return fragment(
         f"{len(found.found)} offers", table(head, rows), note(f"and {more} more. {found.note}" if more else found.note)
     )
+
+
+@html.register
+def _data(found: TrainingData) -> str:
+    rows = [
+        (f"{each.least:,} to {each.most:,} tokens", f"{each.samples:,}", percent(each.samples / found.samples, 1))
+        for each in found.lengths.histogram
+    ]
+    told = [] if found.rows is None else list(row_sentences(found.rows))
+    lines = table((), ([sentence] for sentence in told)) if told else Markup("")
+    bad = note(f"{found.bad_lines.count:,} lines were not counted" if found.bad_lines.count else "")
+    head = ("length", "samples", "")
+    return fragment(verdict(found), table(head, rows), lines, note(f"tokens: {found.tokenizer}"), bad)
 
 
 @html.register

@@ -105,7 +105,7 @@ def structure_key(request: BuildRequest, *, per_micro_batch: bool = False) -> St
         tuple([getattr(job.lora, field.name) for field in fields(job.lora) if field.name != "rank"]),
         job.data.packing and job.data.packing_strategy,
         cards_of(job) != (1, 1),
-        job.data.lengths is not None,
+        job.data.has_lengths,
         json.dumps(request.config, sort_keys=True),
         request.contents,
         request.masked,

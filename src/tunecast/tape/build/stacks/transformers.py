@@ -78,7 +78,7 @@ def part(name: str) -> Any:
 
 
 def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: Machine) -> None:
-    in_trainer = job.data.lengths is not None and not job.compile and not job.optimizer_in_backward
+    in_trainer = job.data.has_lengths and not job.compile and not job.optimizer_in_backward
     model, parameters, optimizer = prepared(job, config, machine, in_trainer=in_trainer)
     if in_trainer:  # samplers, batches and `run` of a job with samples are the Trainer's, and so is its loop
         trainer = part("stacks.trainer")
@@ -208,7 +208,7 @@ def guess_packing(packing: Packing, model: Any) -> None:
 def reads_checkpoint(job: Job) -> bool:
     """A job that lists its samples is a whole program on one card, which loads by `from_pretrained` onto it; of steps
     alone the model was made there."""
-    return job.data.lengths is not None and ranks_of(job) == 1 and job.quantization.format not in MADE_ON_CARD
+    return job.data.has_lengths and ranks_of(job) == 1 and job.quantization.format not in MADE_ON_CARD
 
 
 def with_room(config: Mapping[str, Any], longest: int) -> dict[str, Any]:

@@ -1,0 +1,197 @@
+"""How many tokens a sample has: by the model's own tokenizer where there is one, else by its characters.
+
+Source  TRL 1.16.0, SFTTrainer._prepare_dataset: a chat goes through the tokenizer's template; text and prompts get the
+        token that ends a text.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from tunecast.errors import NotResolved, TunecastError, UsageError
+from tunecast.job.readers.bounds import bounded_text
+from tunecast.job.texts.characters import Characters, characters_of, range_of, tokens_of
+from tunecast.job.texts.columns import spoken
+from tunecast.units import MIB, percent
+
+MESSAGE_TOKENS = 5
+"""Around a message: Llama 3's template has a token before and behind the role, one for the role, a blank line and one
+at the end (ChatFormat of llama-models 0.3.0); ChatML as many: <|im_start|>, the role, a new line, <|im_end|>, a new
+line."""
+END_TOKENS = 1
+"""TRL ends a text with one."""
+MOST_FILE_BYTES = 64 * MIB
+"""The largest tokenizer.json seen, Gemma 3's, has 33 MB."""
+FIELD = "data.tokenizer"
+
+Sequences = Sequence[Sequence[Mapping[str, Any]] | str]
+"""Texts and chats."""
+
+
+class TokenCounter(Protocol):
+    def lengths(self, sequences: Sequences) -> list[int | str]:
+        """Of each its tokens, or why they cannot be counted."""
+
+    def told(self) -> str: ...
+
+    def range(self) -> tuple[float, float]:
+        """Between which shares of the sum of all lengths so far it really is."""
+
+
+class Estimated:
+    """By characters."""
+
+    def __init__(self) -> None:
+        self._totals: dict[str, list[int]] = {}
+        self._around = 0
+
+    def lengths(self, sequences: Sequences) -> list[int | str]:
+        return [self._length(sequence) for sequence in sequences]
+
+    def _length(self, sequence: Sequence[Mapping[str, Any]] | str) -> int:
+        if isinstance(sequence, str):
+            text, around = sequence, END_TOKENS
+        else:
+            text, around = "\n".join(map(spoken, sequence)), MESSAGE_TOKENS * len(sequence)
+        found = characters_of(text)
+        totals = self._totals.get(found.kind)
+        self._totals[found.kind] = list(found.counts if totals is None else map(int.__add__, totals, found.counts))
+        self._around += around
+        return max(1, round(tokens_of(found))) + around
+
+    def range(self) -> tuple[float, float]:
+        found = range_of(self._totals)
+        text = self._text_tokens()
+        whole = (text + self._around) or 1.0
+        return (text * found.low + self._around) / whole, (text * found.high + self._around) / whole
+
+    def _text_tokens(self) -> float:
+        return sum(tokens_of(Characters(kind, tuple(counts))) for kind, counts in self._totals.items())
+
+    def told(self) -> str:
+        characters, tokens = sum(map(sum, self._totals.values())), self._text_tokens() or 1.0
+        low, high = self.range()
+        names = {"english": "English", "latin": "another language in Latin letters", "other": "other scripts"}
+        shares = [(names.get(name, name.capitalize()), share) for name, share in range_of(self._totals).scripts[:3]]
+        scripts = ", ".join(f"{name} {percent(share)}" for name, share in shares if share >= 0.005)
+        off = f"{percent(low - 1)} to +{percent(high - 1)} by tokenizer"
+        return f"estimated from characters: {characters / tokens:.1f} per token ({scripts}), {off}"
+
+
+class Exact:
+    """By tokenizer.json, with the chat template beside it where jinja2 is there."""
+
+    def __init__(self, folder: str) -> None:
+        self._encode = _encoder(folder)
+        self._render, self._without = _template(folder)
+        self._chats = False
+
+    def lengths(self, sequences: Sequences) -> list[int | str]:
+        found: list[int | str] = [0] * len(sequences)
+        texts: dict[int, str] = {}
+        chats: dict[int, str] = {}
+        for place, sequence in enumerate(sequences):
+            if isinstance(sequence, str):
+                texts[place] = sequence
+                found[place] = END_TOKENS
+                continue
+            self._chats = True
+            if self._render is None:
+                chats[place] = "\n".join(map(spoken, sequence))
+                found[place] = MESSAGE_TOKENS * len(sequence)
+                continue
+            try:
+                chats[place] = self._render(sequence)
+            except Exception as error:  # whatever a template raises
+                found[place] = f"the chat template refuses it: {str(error).splitlines()[0] if str(error) else error}"
+        for group, special in ((texts, True), (chats, False)):
+            for place, length in zip(group, self._encode(list(group.values()), special), strict=True):
+                found[place] = int(found[place]) + length
+        return found
+
+    def range(self) -> tuple[float, float]:
+        return 1.0, 1.0
+
+    def told(self) -> str:
+        if self._render is not None or not self._chats:
+            return "exact"
+        return f"exact but for chats, {MESSAGE_TOKENS} tokens a message: {self._without}"
+
+
+def counter_of(tokenizer: str | None) -> TokenCounter:
+    return Estimated() if tokenizer is None else Exact(tokenizer)
+
+
+def _encoder(folder: str) -> Callable[[list[str], bool], list[int]]:
+    path = Path(folder)
+    path = path / "tokenizer.json" if path.is_dir() else path
+    text = bounded_text(path, MOST_FILE_BYTES)
+    try:
+        from tokenizers import Tokenizer
+    except ImportError:
+        raise NotResolved(
+            f"{FIELD}: tokenizer.json is read by the package tokenizers, which is not here. To fix: pip install "
+            "'tunecast[data]', or leave it out: tokens are then estimated from characters",
+            field=FIELD,
+        ) from None
+    try:
+        tokenizer = Tokenizer.from_str(text)
+    except Exception as error:  # the package raises plain ones
+        raise UsageError(f"{FIELD}: {path}: no tokenizer: {error}", field=FIELD) from None
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+
+    def encode(texts: list[str], special: bool) -> list[int]:
+        whole = [text if text.isascii() else text.encode("utf-8", "replace").decode() for text in texts]
+        return [len(found) for found in tokenizer.encode_batch(whole, add_special_tokens=special)]
+
+    return encode
+
+
+def _template(folder: str) -> tuple[Callable[[Sequence[Mapping[str, Any]]], str] | None, str]:
+    """The chat template, or why there is none."""
+    place = folder if os.path.isdir(folder) else os.path.dirname(folder)
+    config = _config(os.path.join(place, "tokenizer_config.json"))
+    own = os.path.join(place, "chat_template.jinja")
+    source = bounded_text(Path(own), MIB) if os.path.isfile(own) else config.get("chat_template")
+    if isinstance(source, list):  # several by name
+        named = {each.get("name"): each.get("template") for each in source if isinstance(each, dict)}
+        source = named.get("default") or next(iter(named.values()), None)
+    if not isinstance(source, str):
+        return None, "the tokenizer has no chat template"
+    try:
+        from jinja2.exceptions import TemplateError
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+    except ImportError:
+        return None, "the chat template needs the package jinja2"
+
+    def refuse(message: str) -> None:
+        raise TemplateError(message)
+
+    # as transformers 5.17.0 compiles it (utils/chat_template_utils.py)
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    environment.filters["tojson"] = lambda value, indent=None, **_: json.dumps(value, ensure_ascii=False, indent=indent)
+    environment.globals["raise_exception"] = refuse
+    environment.globals["strftime_now"] = lambda form: "01 Jan 2026"
+    try:
+        compiled = environment.from_string(source)
+    except TemplateError as error:
+        return None, f"the chat template cannot be read: {error}"
+    words = {name: _word(config.get(name)) for name in ("bos_token", "eos_token", "pad_token", "unk_token")}
+    return lambda messages: str(compiled.render(messages=list(messages), add_generation_prompt=False, **words)), ""
+
+
+def _config(path: str) -> Mapping[str, Any]:
+    try:
+        found = json.loads(bounded_text(Path(path), MOST_FILE_BYTES))
+    except (TunecastError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _word(token: Any) -> str:
+    return str(token.get("content", "")) if isinstance(token, Mapping) else str(token or "")
