@@ -67,6 +67,8 @@ class Stack:
     offloads: bool = False
     """`parallel.offload`."""
     offloads_activations: bool = False
+    families: tuple[str, ...] = ()
+    """Architectures whose code is written down, by `model_type`; none: those of transformers."""
     losses: tuple[str, ...] = ("full",)
     """Values of `loss` a search may set, its own default first."""
     search: tuple[str, ...] = ()
@@ -188,6 +190,7 @@ _UNSLOTH = Stack(
     {**_TORCH, "transformers": "5.17.0", **_newest("peft", "bitsandbytes", "unsloth")},  # as it was traced
     uses_trainer=True,
     has_trainer_sampler=True,
+    families=("llama", "mistral", "qwen2", "qwen3"),
     recipe="recipes_unsloth",
     allocator="expandable_segments",  # importing it sets PYTORCH_ALLOC_CONF (unsloth/__init__.py of 2026.10.9)
     weights_dtype=lambda job: "bfloat16",  # FastLanguageModel.from_pretrained(dtype=None), unsloth 2026.10.9

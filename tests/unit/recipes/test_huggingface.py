@@ -81,6 +81,12 @@ def test_trl_computes_in_bfloat16_and_checkpoints() -> None:
         ({"eval_strategy": "epoch", "eval_steps": 50}, {"run.eval_strategy": "epoch"}),
         ({"save_strategy": "epoch", "save_steps": 50}, {"run.save_strategy": "epoch"}),
         ({"save_total_limit": 0}, {}),
+        ({"save_steps": 0.1, "max_steps": 105}, {"run.max_steps": 105, "run.save_steps": 11}),
+        ({"save_steps": 0.25, "num_train_epochs": 2}, {"data.epochs": 2, "run.saves_per_epoch": 2.0}),
+        (
+            {"use_liger_kernel": True, "liger_kernel_config": {"rope": False, "cross_entropy": False}},
+            {"kernels": ["liger_rms_norm", "liger_glu", "liger_fused_linear_cross_entropy"]},
+        ),
         ({"max_seq_length": 4096}, {"seq_len": 4096}),
         ({"packing": True, "packing_strategy": "ffd"}, {"data.packing": True, "data.packing_strategy": "bfd"}),
         ({"pad_to_multiple_of": "auto"}, {}),
@@ -119,8 +125,6 @@ def test_a_key_says_its_fields(keys: dict[str, Any], fields: dict[str, Any]) -> 
         {"label_smoothing_factor": 0.1},
         {"max_length": None},
         {"padding_free": True},
-        {"eval_strategy": "steps", "eval_steps": 0.1},
-        {"save_steps": 0.25},
         {"loss_type": "dft"},
         {"torch_compile": True, "torch_compile_mode": "max-autotune"},
         {"save_strategy": "best"},
@@ -151,14 +155,8 @@ JUNK = (["a", {"b": 1}], {"x": [1]}, 10**30, float("nan"), "nonsense", -1, True,
 @pytest.mark.parametrize("value", JUNK, ids=repr)
 def test_any_type_may_stand_anywhere(value: object) -> None:
     names = [
-        *(
-            "per_device_train_batch_size",
-            "optim",
-            "bf16",
-            "fp16",
-            "gradient_checkpointing_kwargs",
-            "torch_compile_mode",
-        ),
+        *("per_device_train_batch_size", "optim", "bf16", "fp16", "gradient_checkpointing_kwargs"),
+        *("torch_compile_mode", "group_by_length"),
         *("max_steps", "num_train_epochs", "eval_strategy", "eval_steps", "save_steps", "save_strategy", "fsdp"),
         *("fsdp_config", "deepspeed", "accelerator_config", "max_length", "packing_strategy", "attn_implementation"),
         *("torch_dtype", "lora_target_modules", "lora_r", "load_in_4bit", "bnb_4bit_quant_type", "loss_type"),

@@ -56,7 +56,7 @@ def job_error(error: TunecastError, id: str | int | None = None) -> JobError:
 def is_job_file(source: str) -> bool:
     """Whether a source is read as a file of jobs, and not as a model."""
     _, ending = splitext(source)
-    return ending.lower() in FORMATS and basename(source) != "config.json"
+    return ending.lower() in (*FORMATS, ".py", ".ipynb") and basename(source) != "config.json"
 
 
 def read_jobs(source: str, overrides: Mapping[str, object] | None = None) -> Iterator[Job | JobError]:

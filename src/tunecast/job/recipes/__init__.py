@@ -18,6 +18,7 @@ values.py       Numbers and switches as YAML and JSON files spell them
 words.py        Words of a command, and what flags among them say
 frameworks/     A trainer each
 launch/         What stands around a training: who starts it, and who orders machines for it
+scripts/        Python scripts and notebooks, read without running them
 parts/          Files that go with several trainers: accelerate's, DeepSpeed's, PEFT's
 """
 
@@ -50,6 +51,9 @@ FRAMEWORKS: tuple[str, ...] = (
     "axolotl",
     "llama_factory",
     "ms_swift",
+    "unsloth",
+    "script",
+    "trl",
     "training_arguments",
 )
 """Files of frameworks/, in the order they are asked: what others could take for theirs comes first."""
@@ -60,7 +64,7 @@ PARTS: tuple[str, ...] = (
 )
 """Files of parts/ that are recognised where they stand alone: a training without a model."""
 SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch")
-ENDINGS = (".yaml", ".yml", ".json", ".toml", *SCRIPTS)
+ENDINGS = (".yaml", ".yml", ".json", ".toml", ".py", ".ipynb", *SCRIPTS)
 
 
 def find_recipe(path: Path, values: Mapping[str, Any] | None = None) -> Recipe | None:

@@ -109,7 +109,11 @@ def leaves(value: object, before: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def read_document(path: Path) -> Document:
-    """Of a YAML, TOML or JSON file. Raises a `TunecastError` where it is none."""
+    """Of a YAML, TOML or JSON file, or of a Python script. Raises a `TunecastError` where it is none."""
+    if path.suffix.lower() in (".py", ".ipynb"):
+        from tunecast.job.recipes.scripts import read_script
+
+        return read_script(path)
     if path.suffix.lower() in (".yaml", ".yml"):
         return yaml_document(bounded_text(path, MOST_YAML_BYTES), str(path))
     if path.suffix.lower() == ".toml":

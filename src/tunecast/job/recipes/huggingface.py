@@ -9,11 +9,13 @@ trl/trainer/base_config.py, `_BaseConfig`; trl/trainer/sft_config.py, `SFTConfig
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
 
 from tunecast.errors import TunecastError
+from tunecast.job.kernels import LIGER_PARTS
 from tunecast.job.recipes.document import Document, json_document
 from tunecast.job.recipes.draft import Draft, Keys
 from tunecast.job.recipes.parts.deepspeed import take_deepspeed
@@ -198,10 +200,21 @@ def take_compilation(draft: Draft, keys: Keys) -> None:
 def take_kernels(draft: Draft, keys: Keys) -> None:
     if is_on(keys.get("use_liger_kernel", "use_liger")):
         draft.put("kernels", ["liger"], keys, "use_liger_kernel", "use_liger")
-        if keys.get("liger_kernel_config"):
-            draft.not_modelled(keys, "liger_kernel_config", "which of Liger's kernels are taken")
+        if config := mapping_in(keys.get("liger_kernel_config")):
+            draft.put("kernels", liger_parts(config), keys, "liger_kernel_config")
     else:
         keys.ignore("liger_kernel_config")
+
+
+LIGER = {"rope": True, "rms_norm": True, "swiglu": True, "cross_entropy": False, "fused_linear_cross_entropy": True}
+"""liger_kernel/transformers/monkey_patch.py, `apply_liger_kernel_to_llama`: what is taken where nothing is said."""
+
+
+def liger_parts(config: Mapping[str, Any]) -> list[str]:
+    """By the names of a job's `kernels`, of what the Trainer hands to Liger."""
+    taken = LIGER | {("swiglu" if name == "geglu" else name): is_on(value) for name, value in config.items()}
+    on = {name for name, value in taken.items() if value}
+    return [part for part, names in LIGER_PARTS.items() if on & set(names)]
 
 
 def take_length_of_run(draft: Draft, keys: Keys) -> None:
@@ -228,6 +241,9 @@ def take_loader(draft: Draft, keys: Keys) -> None:
         draft.take("data.group_by_length", keys, "group_by_length")
 
 
+PER_EPOCH = {"run.eval_steps": "run.evals_per_epoch", "run.save_steps": "run.saves_per_epoch"}
+
+
 def take_evaluations(draft: Draft, keys: Keys, defaults: Defaults) -> None:
     """`TrainingArguments.__post_init__`: without eval_steps, as often as it logs."""
     strategy = keys.get("eval_strategy", "evaluation_strategy")
@@ -240,7 +256,8 @@ def take_evaluations(draft: Draft, keys: Keys, defaults: Defaults) -> None:
     draft.put("run.eval_strategy", named, keys, "eval_strategy", "evaluation_strategy")
     if named == "steps":
         take_cadence(draft, keys, "run.eval_steps", "eval_steps" if steps else "logging_steps", steps or logging)
-        assume(draft, "run.eval_steps", defaults)
+        if "run.evals_per_epoch" not in draft.fields:
+            assume(draft, "run.eval_steps", defaults)
     for name, why in (
         ("eval_on_start", "it evaluates before the first step too"),
         ("eval_delay", "it does not evaluate from the beginning"),
@@ -260,7 +277,8 @@ def take_saves(draft: Draft, keys: Keys, defaults: Defaults) -> None:
     if draft.fields.get("run.save_strategy", "steps") == "steps":
         if steps is not None:
             take_cadence(draft, keys, "run.save_steps", "save_steps", steps)
-        assume(draft, "run.save_steps", defaults)
+        if "run.saves_per_epoch" not in draft.fields:
+            assume(draft, "run.save_steps", defaults)
     limit = keys.get("save_total_limit")
     if limit is not None and not ((count := number(limit)) is not None and count <= 0):
         draft.put("run.save_total_limit", limit, keys, "save_total_limit")
@@ -268,14 +286,19 @@ def take_saves(draft: Draft, keys: Keys, defaults: Defaults) -> None:
 
 
 def take_cadence(draft: Draft, keys: Keys, field: str, name: str, steps: object) -> None:
-    """Steps between two; below 1 it is a share of the whole run."""
+    """Steps between two; below 1 it is a share of the whole run (transformers/trainer_callback.py,
+    `TrainerState.compute_steps`)."""
     if steps is None:
         return
-    count = number(steps)
-    if count is not None and 0 < count < 1:
-        draft.not_modelled(keys, name, "a share of all steps")
-    else:
+    share = number(steps)
+    if share is None or not 0 < share < 1:
         draft.put(field, steps, keys, name)
+        return
+    limit, passes = number(draft.fields.get("run.max_steps")), number(draft.fields.get("data.epochs", 3.0))
+    if limit is not None:
+        draft.put(field, math.ceil(limit * share), keys, name)
+    elif passes is not None and passes > 0:
+        draft.put(PER_EPOCH[field], 1 / (share * passes), keys, name)
 
 
 def take_accelerator(draft: Draft, keys: Keys) -> None:

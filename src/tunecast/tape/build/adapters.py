@@ -324,6 +324,10 @@ def _within(
             yield from _within(child, wanted, moved, head)
 
 
+PASSED_OVER = "lora.targets: this model has no {}, which PEFT passes over where it has others of them"
+"""peft/tuners/tuners_utils.py, `BaseTuner.inject_adapter`: only where none is found it raises."""
+
+
 def wanted_names(job: Job, model: Any) -> Collection[str] | None:
     """None: every linear layer but the head."""
     given = job.lora.targets
@@ -333,10 +337,12 @@ def wanted_names(job: Job, model: Any) -> Collection[str] | None:
     present = {name for module in model.modules() for name in module.children}
     usual = ATTENTION - {"out_proj"} if model.model_type in MAMBA else ATTENTION  # it is Mamba's there
     names = usual & present if given == "attention" else set(given)
-    if not names or names - present:
-        missing = ", ".join(sorted(names - present)) or "such modules"
-        raise UsageError.at("lora.targets", f"this model has no {missing}")
-    return names
+    missing = ", ".join(sorted(names - present))
+    if not names & present or any("." in name for name in names - present):
+        raise UsageError.at("lora.targets", f"this model has no {missing or 'such modules'}")
+    if missing:
+        model.machine.assumptions[PASSED_OVER.format(missing)] = None
+    return names & present
 
 
 class LoraLinear(Module):

@@ -13,4 +13,5 @@ megatron_bridge.py     NVIDIA's Megatron Bridge: YAML that overrides what a reci
                        names no model by itself
 torchtune.py           torchtune's YAML, of its recipes/configs or one's own
 training_arguments.py  Arguments of transformers' Trainer in a file
+trl.py                 TRL's YAML, as `trl sft`, alignment-handbook and open-r1 have it
 """

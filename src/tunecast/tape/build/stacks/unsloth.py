@@ -8,6 +8,7 @@ from typing import Any
 
 from tunecast.errors import Unsupported
 from tunecast.job.job import Job
+from tunecast.job.stacks import STACKS
 from tunecast.job.stored import packing_of
 from tunecast.tape.build.dtypes import BFLOAT16, FLOAT32
 from tunecast.tape.build.families import causal_lm
@@ -18,7 +19,7 @@ from tunecast.tape.build.stacks.transformers import take_steps
 from tunecast.tape.build.unsloth import loading
 from tunecast.tape.build.unsloth.model import UnslothRun, apply
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+FAMILIES = STACKS["unsloth"].families
 NOT_COMPILED = "Unsloth compiles each layer of {} as one region; taken as run one operation after the other"
 LAST_LAYERS = 2
 """Unlike others: the last is not offloaded, and its backward pass is where kernels are first tuned."""

@@ -1,0 +1,232 @@
+"""Unsloth's scripts and notebooks, read without running them; a notebook's outputs are no part of it.
+
+Defaults: unsloth/models/loader.py, `FastLanguageModel.from_pretrained`; unsloth/models/llama.py,
+`FastLlamaModel.get_peft_model`; unsloth/models/rl.py, `patch_trl_rl_trainers`, which gives SFTConfig others than TRL's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tunecast.errors import TunecastError
+from tunecast.job.model import resolve_model
+from tunecast.job.recipes import huggingface
+from tunecast.job.recipes.document import Document
+from tunecast.job.recipes.draft import Draft, Keys
+from tunecast.job.recipes.frameworks.script import (
+    ARGUMENTS_WITHOUT_EFFECT,
+    OF_ADAPTER,
+    OF_LOADING,
+    OF_TRAINER,
+    is_given,
+    take_environment,
+    take_lora,
+)
+from tunecast.job.recipes.request import Request
+from tunecast.job.recipes.scripts import Made, Script, ScriptDocument
+from tunecast.job.recipes.scripts.training import Training, put_task, training_of
+from tunecast.job.recipes.values import number
+from tunecast.job.releases import RELEASES
+from tunecast.job.stacks import STACKS
+
+NAME = "unsloth"
+RELEASE = RELEASES["unsloth"].newest
+_LOADER = "unsloth/models/loader.py: FastLanguageModel.from_pretrained"
+_ADAPTERS = "unsloth/models/llama.py: FastLlamaModel.get_peft_model"
+_CONFIG = "unsloth/models/rl.py: replacements"
+LORA: huggingface.Defaults = {
+    "lora.rank": (16, f"{_ADAPTERS}.r"),
+    "lora.alpha": (16, f"{_ADAPTERS}.lora_alpha"),
+    "lora.dropout": (0.0, f"{_ADAPTERS}.lora_dropout"),
+}
+LOADER: huggingface.Defaults = {
+    "seq_len": (2048, f"{_LOADER}.max_seq_length"),
+    "quantization.format": ("nf4", f"{_LOADER}.load_in_4bit"),
+    "gradient_checkpointing": (True, f"{_LOADER}.use_gradient_checkpointing"),
+}
+OF_CONFIG: huggingface.Defaults = {
+    **huggingface.TRL_ARGUMENTS,
+    "micro_batch": (4, f"{_CONFIG}.per_device_train_batch_size"),
+    "grad_accum": (2, f"{_CONFIG}.gradient_accumulation_steps"),
+    "optimizer": ("adamw_8bit", f"{_CONFIG}.optim"),
+    "data.seed": (3407, f"{_CONFIG}.seed"),
+    "run.eval_batch": (4, f"{_CONFIG}.per_device_eval_batch_size"),
+    "run.eval_steps": (1, f"{_CONFIG}.logging_steps"),
+}
+DEFAULTS = LORA
+MODELS = ("FastLanguageModel", "FastModel", "FastVisionModel", "FastTextModel", "FastSentenceTransformer")
+TARGETS = frozenset({"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"})
+WITHOUT_EFFECT = (
+    *OF_LOADING,
+    *("fix_tokenizer", "rope_scaling", "use_exact_model_name", "random_state", "disable_log_stats", "max_lora_rank"),
+    *("gpu_memory_utilization", "float8_kv_cache", "text_only", "return_logits", "fullgraph", "device_map_*"),
+    *("whisper_*", "unsloth_force_compile", "on_model_resolved", "load_in_16bit", "auto_model", "attn_implementation"),
+)
+OF_PEFT = (
+    *OF_ADAPTER,
+    *("random_state", "max_seq_length", "temporary_location", "ensure_weight_tying", "model", "layers_pattern"),
+    *("finetune_language_layers", "finetune_attention_modules", "finetune_mlp_modules", "loftq_config"),
+    "finetune_vision_layers",
+    "finetune_audio_layers",
+)
+OWN_WAYS: Mapping[str, str] = {
+    "fast_inference": "vLLM holds the model too",
+    "load_in_fp8": "weights in 8-bit floating point",
+    "unsloth_tiled_mlp": "MLPs are computed in tiles",
+    "float32_mixed_precision": "weights stay in float32",
+    "target_parameters": "parameters of experts get adapters",
+    "resize_model_vocab": "the vocabulary grows",
+}
+
+
+def recognises(document: Document) -> bool:
+    if not isinstance(document, ScriptDocument) or document.script is None:
+        return False
+    script = document.script
+    return loader_of(script) is not None and training_of(script) is not None
+
+
+def loader_of(script: Script) -> Made | None:
+    return script.last(*(f"{name}.from_pretrained" for name in MODELS))
+
+
+def read(draft: Draft, request: Request) -> None:
+    assert isinstance(request.document, ScriptDocument) and request.document.script is not None
+    script = request.document.script
+    training, loader = training_of(script), loader_of(script)
+    assert training is not None and loader is not None, "recognises comes first"
+    training = training._replace(model=loader)
+    put_task(draft, script, training)
+    take_loading(draft, script, loader)
+    take_adapters(draft, script, training)
+    take_arguments(draft, script, training, request)
+    take_environment(draft, script)
+
+
+def take_loading(draft: Draft, script: Script, loader: Made) -> None:
+    keys = script.keys(draft, loader, WITHOUT_EFFECT, ("model_name", "max_seq_length", "dtype", "load_in_4bit"))
+    draft.take("model", keys, "model_name")
+    draft.take("seq_len", keys, "max_seq_length")
+    huggingface.assume(draft, "seq_len", LOADER)
+    if keys.get("dtype") is not None:
+        huggingface.take_dtype(draft, keys, "dtype")
+    draft.put("stack", "unsloth", script.called(draft), loader.title)
+    take_method(draft, keys)
+    for name, why in OWN_WAYS.items():
+        if huggingface.is_on(keys.get(name)):
+            draft.not_modelled(keys, name, why)
+    if keys.get("qat_scheme"):
+        draft.refuse("quantisation-aware training", "weights are trained as they are")
+    if huggingface.is_on(keys.get("offload_embedding")) and keys.get("offload_embedding") != "auto":
+        draft.not_modelled(keys, "offload_embedding", "the embedding waits in host memory")
+    take_checkpointing(draft, keys)
+    family = family_of(draft.fields.get("model"))
+    if family is not None and family not in STACKS["unsloth"].families:
+        take_trls(draft, keys, "model_name", f"Unsloth's code for {family}")
+
+
+def take_method(draft: Draft, keys: Keys) -> None:
+    four, eight = keys.get("load_in_4bit"), keys.get("load_in_8bit")
+    if huggingface.is_on(keys.get("full_finetuning")):
+        draft.put("method", "full", keys, "full_finetuning")
+        take_trls(draft, keys, "full_finetuning", "Unsloth's code for it")
+    elif huggingface.is_on(eight):
+        draft.put("method", "qlora", keys, "load_in_8bit")
+        draft.put("quantization.format", "int8", keys, "load_in_8bit")
+        take_trls(draft, keys, "load_in_8bit", "Unsloth's code for it")
+    elif huggingface.is_on(keys.get("load_in_16bit")) or (four is not None and not huggingface.is_on(four)):
+        draft.put("method", "lora", keys, "load_in_4bit", "load_in_16bit")
+    else:
+        draft.put("method", "qlora", keys, "load_in_4bit")
+        draft.put("quantization.format", "nf4", keys, "load_in_4bit")
+
+
+def take_trls(draft: Draft, keys: Keys, name: str, what: str) -> None:
+    """TRL's trainer in the place of code of Unsloth's that nobody wrote down here: it does the same with more
+    memory."""
+    if draft.fields.get("stack") != "trl":
+        draft.put("stack", "trl", keys, name)
+        draft.assume("weights_dtype", "bfloat16", "dtype=None, on a card since Ampere")
+        if draft.fields.get("quantization.format") == "nf4":
+            draft.assume("quantization.double_quant", True)
+    draft.not_modelled(keys, name, f"{what} is not known: TRL's is taken")
+
+
+def family_of(model: object) -> str | None:
+    """The `model_type` of a model that is known without a network."""
+    if not isinstance(model, str):
+        return None
+    try:
+        found = resolve_model(model, offline=True).raw.get("model_type")
+    except TunecastError:
+        return None
+    return found if isinstance(found, str) else None
+
+
+def take_checkpointing(draft: Draft, keys: Keys) -> None:
+    """ "unsloth" offloads what is saved for a layer to host memory, which its stack does; "true" is taken for the same
+    (unsloth/models/_utils.py, `unsloth_gradient_checkpointing`)."""
+    said = keys.get("use_gradient_checkpointing")
+    if said is not None:
+        draft.put("gradient_checkpointing", huggingface.is_on(said), keys, "use_gradient_checkpointing")
+        if said is True or said in ("true", "True"):
+            draft.not_modelled(keys, "use_gradient_checkpointing", "activations stay on the card; taken as offloaded")
+
+
+def take_adapters(draft: Draft, script: Script, training: Training) -> None:
+    put = training.puts_adapters
+    if draft.fields.get("method") == "full":
+        return
+    if put is None:
+        draft.note(script.called(draft).place(training.trainer.title), "no call of get_peft_model: Unsloth's defaults")
+        huggingface.assume_all(draft, LORA)
+        return
+    keys = script.keys(draft, put, OF_PEFT)
+    take_lora(draft, keys, LORA)
+    names = draft.fields.get("lora.targets")
+    if isinstance(names, list) and all(isinstance(name, str) for name in names):
+        whole = {"embed_tokens", "lm_head"} & set(names)
+        usual = set(names) - whole == TARGETS and draft.fields["stack"] == "unsloth"
+        rest = [name for name in names if name not in whole]
+        draft.put("lora.targets", "all-linear" if usual else rest, keys, "target_modules")
+        if not usual and draft.fields["stack"] == "unsloth":
+            take_trls(draft, keys, "target_modules", "Unsloth's code for other modules than all seven")
+        if whole:
+            draft.not_modelled(keys, "target_modules", f"{' and '.join(sorted(whole))} are trained whole")
+    draft.assume("lora.targets", "all-linear")
+    for name, why in OWN_WAYS.items():
+        if huggingface.is_on(keys.get(name)):
+            draft.not_modelled(keys, name, why)
+    take_checkpointing(draft, keys)
+
+
+FOLLOW_MODEL = ("bf16", "fp16", "tf32", "gradient_checkpointing", "gradient_checkpointing_kwargs", "torch_compile")
+"""Arguments of a trainer that Unsloth sets by what its model is (unsloth/models/rl.py, `patch_trl_rl_trainers`)."""
+
+
+def take_arguments(draft: Draft, script: Script, training: Training, request: Request) -> None:
+    arguments = training.arguments or Made("SFTConfig", training.trainer.line)
+    of_trl = not arguments.is_a("TrainingArguments", "UnslothTrainingArguments", "Seq2SeqTrainingArguments")
+    draft.assume("gradient_checkpointing", True)
+    dtype = draft.fields.get("weights_dtype")
+    if dtype in ("float16", "bfloat16"):
+        draft.assume("autocast", dtype)
+    else:
+        draft.assume("autocast", "bfloat16", "dtype=None, on a card since Ampere")
+    draft.keys(script.document(arguments.only(FOLLOW_MODEL)), ("*",))
+    rest = arguments.without(FOLLOW_MODEL)
+    effects = (*ARGUMENTS_WITHOUT_EFFECT, "embedding_learning_rate")
+    keys = script.keys(draft, rest, effects, ("output_dir",), script.left)
+    huggingface.take_training_arguments(draft, keys, request, OF_CONFIG if of_trl else huggingface.TRAINING_ARGUMENTS)
+    older = script.keys(draft, training.trainer, (*OF_TRAINER, "max_seq_length", "max_length"))
+    draft.take("data.packing", older, "packing")
+    draft.take("data.num_proc", older, "dataset_num_proc")
+    longest, place = draft.fields["seq_len"], draft.places.get("seq_len")
+    huggingface.take_sft_config(draft, keys)
+    wanted, limit = number(draft.fields["seq_len"]), number(longest)
+    if wanted is not None and limit is not None and wanted > limit:  # rows no longer than the model was made for
+        draft.fields["seq_len"] = longest
+        if place is not None:
+            draft.places["seq_len"] = place
+    if older.get("optimizers") is not None or is_given(training.trainer.get("optimizers")):
+        draft.not_modelled(older, "optimizers", "an optimizer of the script's own")

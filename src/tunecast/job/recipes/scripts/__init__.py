@@ -1,0 +1,17 @@
+"""Python scripts and notebooks, read without running them: what they call, and with which values.
+
+`read_script(path)` follows assignments from the first line to the last: values in variables, arithmetic, f-strings,
+defaults of argparse and of dataclasses, functions of the script's own. What hangs on more than its text is `UNKNOWN`.
+
+source.py     The statements of a script or notebook, with the lines of its file
+values.py     What a name may stand for: a plain value, something made by a call, or nothing that is known
+expressions.py  What an expression is worth
+statements.py   What statements assign, define and call
+parsers.py    What argparse and transformers' HfArgumentParser give where no argument is given
+script.py     What a script calls, as documents that readers take keys from
+"""
+
+from tunecast.job.recipes.scripts.script import Script, ScriptDocument, read_script
+from tunecast.job.recipes.scripts.values import UNKNOWN, Made, Symbol
+
+__all__ = ["UNKNOWN", "Made", "Script", "ScriptDocument", "Symbol", "read_script"]
