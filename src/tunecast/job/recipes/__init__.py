@@ -153,7 +153,7 @@ def is_job(document: Document) -> bool:
 def words_for(recipe: Recipe, field: str, value: object) -> Mapping[str, object] | None:
     """The keys of its file that say this of a field, by dotted name; None where none is known. Not every value can be
     said: whoever writes them reads them back."""
-    its_own = (each for each in map(load_framework, FRAMEWORKS) if each.NAME == recipe.framework)
+    its_own = (each for each in map(load_framework, FRAMEWORKS) if recipe.framework == each.NAME)
     said = getattr(next(its_own, None), "WORDS", {}).get(field)
     if callable(said):
         found: Mapping[str, object] | None = said(value)

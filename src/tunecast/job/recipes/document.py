@@ -145,7 +145,7 @@ def toml_document(text: str, file: str) -> Document:
     except ValueError as error:
         raise UsageError(f"{file}: not TOML: {error}") from None
     check_shape(tree, file)
-    return Document(file, _mapping(tree, file), dict(_toml_lines(text)), text)
+    return Document(file, mapping_of(tree, file), dict(_toml_lines(text)), text)
 
 
 _TOML_LINE = re.compile(r"\s*(?:\[\s*([\w.\s-]+?)\s*\]|([\w.-]+)\s*=)")
