@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -44,6 +44,12 @@ def liger_parts(job: Job) -> frozenset[str]:
     """Those of Liger's kernels a job has; liger alone is all that Liger takes by itself, the head with the loss."""
     usual = [name for name in LIGER_PARTS if name != FUSED_LOSS] if "liger" in job.kernels else []
     return frozenset([*usual, *(name for name in job.kernels if name in LIGER_PARTS)])
+
+
+def by_whole(names: Sequence[str]) -> list[str]:
+    """Kernels with `liger` for the parts it stands for, where all of them are there."""
+    usual = {name for name in LIGER_PARTS if name != FUSED_LOSS}
+    return ["liger", *(name for name in names if name not in usual)] if usual <= set(names) else list(names)
 
 
 def chosen_kernels(job: Job) -> tuple[str, ...]:

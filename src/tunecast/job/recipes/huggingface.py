@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tunecast.errors import TunecastError
@@ -100,6 +100,27 @@ SFT_WITHOUT_EFFECT = (
     *("num_proc", "preprocessing_num_workers", "auto_insert_empty_system_msg", "config_name", "use_auth_token"),
 )
 """Of SFTConfig, ModelConfig and the scripts' own arguments."""
+
+
+def liger_word(key: str) -> Callable[[Sequence[str]], Mapping[str, object] | None]:
+    """A switch for all of Liger's kernels; what others are used is said elsewhere, and stays."""
+    return lambda kernels: {key: True} if "liger" in kernels else None
+
+
+WORDS: Mapping[str, Any] = {
+    "micro_batch": "per_device_train_batch_size",
+    "grad_accum": "gradient_accumulation_steps",
+    "gradient_checkpointing": "gradient_checkpointing",
+    "optimizer": "optim",
+    "offload_activations": "activation_offloading",
+    "compile": "torch_compile",
+    "attention": "attn_implementation",
+    "seq_len": "max_length",
+    "lora.rank": "lora_r",
+    "lora.alpha": "lora_alpha",
+    "kernels": liger_word("use_liger_kernel"),
+}
+"""Keys that say a field, where a file is to be changed: a name, or what a value takes."""
 
 
 def take_training_arguments(

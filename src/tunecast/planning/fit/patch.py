@@ -18,11 +18,13 @@ from typing import Any
 
 from tunecast.errors import NotResolved, TunecastError
 from tunecast.job.job import Job
+from tunecast.job.model import resolve_model
 from tunecast.job.readers import DATA_FILES, read_jobs
 from tunecast.job.readers.bounds import MOST_FILE_BYTES, bounded_bytes
 from tunecast.job.recipes import ENDINGS, find_recipe, words_for
 from tunecast.job.writer import write_file
 from tunecast.records import NamedTuple, replace
+from tunecast.tape.build.fill_in import fill_in_of
 
 Overrides = Mapping[str, object]
 BACKUP = ".orig"
@@ -53,9 +55,17 @@ def patch_of(path: Path, overrides: Overrides, wanted: Job, flags: Overrides) ->
     except import_module("yaml").YAMLError:
         return None
     others = {name: value for name, value in flags.items() if name not in overrides}
-    if _read(path, after, others, wanted) != wanted:
+    read = _read(path, after, others, wanted)
+    if read != wanted and (read is None or filled_in(read) != filled_in(wanted)):
         return None
     return Patch(path, before, after)
+
+
+def filled_in(job: Job) -> Job:
+    """With what its stack and model decide: a job that was tried has it, one that is read has not. In which order
+    kernels are named says nothing, and Axolotl evaluates as many rows as it trains on where nothing else is said."""
+    job = fill_in_of(job, resolve_model(job.model))
+    return replace(job, kernels=tuple(sorted(job.kernels)), run=replace(job.run, eval_batch=1))
 
 
 def in_its_words(path: Path, overrides: Overrides) -> Overrides:

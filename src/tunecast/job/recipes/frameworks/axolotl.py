@@ -14,6 +14,7 @@ from itertools import takewhile
 from pathlib import PurePath
 from typing import Any
 
+from tunecast.job.kernels import by_whole
 from tunecast.job.recipes.document import Document
 from tunecast.job.recipes.draft import Draft, Keys
 from tunecast.job.recipes.parts.deepspeed import put_stage, take_deepspeed
@@ -192,6 +193,32 @@ SHIPPED: Mapping[str, tuple[int, str]] = {
     "zero3_bf16_cpuoffload_params": (3, "parameters"),
 }
 """Axolotl's deepspeed_configs, which `axolotl fetch` puts beside the file: the stage, and what waits in host memory."""
+
+
+_LIGER = ("liger_rope", "liger_rms_norm", "liger_glu_activation", "liger_fused_linear_cross_entropy")
+_METHODS: Mapping[object, Mapping[str, object]] = {
+    "lora": {"adapter": "lora"},
+    "qlora": {"adapter": "qlora", "load_in_4bit": True},
+}
+WORDS: Mapping[str, Any] = {
+    "micro_batch": "micro_batch_size",
+    "grad_accum": "gradient_accumulation_steps",
+    "gradient_checkpointing": "gradient_checkpointing",
+    "seq_len": "sequence_len",
+    "optimizer": "optimizer",
+    "offload_activations": "activation_offloading",
+    "compile": "torch_compile",
+    "attention": "attn_implementation",
+    "lora.rank": "lora_r",
+    "lora.alpha": "lora_alpha",
+    "method": _METHODS.get,
+    "kernels": lambda kernels: (
+        {"plugins": ["axolotl.integrations.liger.LigerPlugin"], **dict.fromkeys(_LIGER, True)}
+        if "liger" in kernels
+        else None
+    ),
+}
+"""Keys that say a field, where a file is to be changed."""
 
 
 def recognises(document: Document) -> bool:
@@ -669,6 +696,7 @@ def take_kernels(draft: Draft, keys: Keys) -> None:
         if is_on(keys.get(name)) and "liger" in plugins and kernel not in chosen:
             chosen.append(kernel)
             names.append(name)
+    chosen = by_whole(chosen)
     if "cut_cross_entropy" in plugins and switch(keys.get("cut_cross_entropy")) is not False:
         chosen.append("cut_cross_entropy")
         names.append("plugins")

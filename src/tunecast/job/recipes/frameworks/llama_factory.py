@@ -27,6 +27,13 @@ from tunecast.job.recipes.words import Word, assignments_of, flags_of
 
 NAME = "llama-factory"
 RELEASE = "0.9.5"
+WORDS = {
+    **huggingface.WORDS,
+    "seq_len": "cutoff_len",
+    "lora.rank": "lora_rank",
+    "kernels": huggingface.liger_word("enable_liger_kernel"),
+    "gradient_checkpointing": lambda on: {"disable_gradient_checkpointing": not on},
+}
 
 _FINETUNING = "llamafactory/hparams/finetuning_args.py"
 _MODEL = "llamafactory/hparams/model_args.py"

@@ -16,6 +16,7 @@ from tunecast.job.releases import RELEASES
 
 NAME = "transformers"
 RELEASE = RELEASES["transformers"].newest
+WORDS = huggingface.WORDS
 DEFAULTS = huggingface.TRAINING_ARGUMENTS
 WITHOUT_EFFECT = (
     *huggingface.WITHOUT_EFFECT,
