@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 import tunecast
+from tunecast.advise.changes import with_fields
+from tunecast.planning.fit.patch import patch_of
 
 AXOLOTL = """\
 # mine
@@ -32,22 +32,36 @@ gradient_accumulation_steps: 2
 """
 
 
-@pytest.mark.whole
-@pytest.mark.parametrize(("name", "text", "key"), [
-    ("axolotl.yml", AXOLOTL, "micro_batch_size: "), ("factory.yaml", FACTORY, "per_device_train_batch_size: "),
-])  # fmt: skip
-def test_the_file_itself_is_changed(tmp_path: Path, name: str, text: str, key: str) -> None:
-    path = tmp_path / name
+CHANGES = {"micro_batch": 1, "grad_accum": 8, "gradient_checkpointing": True, "kernels": ["lora_triton", "liger"]}
+FLAGS = {"hardware.gpu": "rtx-4090"}
+
+
+def patched(path: Path, text: str, changes: dict[str, object]) -> str:
     path.write_text(text)
-    found = tunecast.fit(path, {"hardware.gpu": "rtx-4090"})
-    assert found.chosen is not None and found.file_patch is not None
-    after = found.file_patch.after
-    comments = [line.partition("#")[2] for line in text.splitlines() if "#" in line]
-    assert [line.partition("#")[2] for line in after.splitlines() if "#" in line] == comments
-    assert key in after and after != text
-    path.write_text(after)
-    read = tunecast.read(path, gpu="rtx-4090")
-    assert {field: read.flat()[field] for field in ("micro_batch", "grad_accum")} == {
-        field: found.chosen.job.flat()[field] for field in ("micro_batch", "grad_accum")
-    }
-    assert tunecast.predict(read).fits
+    wanted = with_fields(tunecast.read(path, FLAGS), changes)
+    found = patch_of(path, changes, wanted, FLAGS)
+    assert found is not None
+    return found.after
+
+
+def test_axolotl(tmp_path: Path) -> None:
+    after = patched(tmp_path / "a.yml", AXOLOTL, CHANGES)
+    expected = AXOLOTL.replace("micro_batch_size: 8 ", "micro_batch_size: 1 ").replace("steps: 1", "steps: 8")
+    plugins = [
+        "plugins: [axolotl.integrations.liger.LigerPlugin]", "liger_rope: true", "liger_rms_norm: true",
+        "liger_glu_activation: true", "liger_fused_linear_cross_entropy: true",
+    ]  # fmt: skip
+    assert after == expected.replace("checkpointing: false", "checkpointing: true") + "\n".join([*plugins, ""])
+
+
+def test_llama_factory(tmp_path: Path) -> None:
+    after = patched(tmp_path / "f.yaml", FACTORY, {"micro_batch": 1, "grad_accum": 8, "kernels": ["liger"]})
+    expected = FACTORY.replace("batch_size: 4 ", "batch_size: 1 ").replace("steps: 2", "steps: 8")
+    assert after == f"{expected}enable_liger_kernel: true\n"
+
+
+def test_what_has_no_word_is_not_written(tmp_path: Path) -> None:
+    path = tmp_path / "f.yaml"
+    path.write_text(FACTORY)
+    changes = {"allocator": "expandable_segments"}
+    assert patch_of(path, changes, with_fields(tunecast.read(path, FLAGS), changes), FLAGS) is None

@@ -55,17 +55,21 @@ def patch_of(path: Path, overrides: Overrides, wanted: Job, flags: Overrides) ->
     except import_module("yaml").YAMLError:
         return None
     others = {name: value for name, value in flags.items() if name not in overrides}
-    read = _read(path, after, others, wanted)
-    if read != wanted and (read is None or filled_in(read) != filled_in(wanted)):
+    read = _read(path, after, others)
+    if read is None or not is_wanted(read, wanted, overrides):
         return None
     return Patch(path, before, after)
 
 
-def filled_in(job: Job) -> Job:
-    """With what its stack and model decide: a job that was tried has it, one that is read has not. In which order
-    kernels are named says nothing, and Axolotl evaluates as many rows as it trains on where nothing else is said."""
-    job = fill_in_of(job, resolve_model(job.model))
-    return replace(job, kernels=tuple(sorted(job.kernels)), run=replace(job.run, eval_batch=1))
+def is_wanted(read: Read, wanted: Job, changed: Overrides) -> bool:
+    """Whether it is that job, once both have what their stack and model decide. What the framework itself takes for
+    what its file does not say may follow from what was changed; in which order kernels are named says nothing."""
+    if read.job == wanted:
+        return True
+    mine, other = (fill_in_of(job, resolve_model(job.model)).flat() for job in (read.job, wanted))
+    mine, other = ({**each, "kernels": sorted(each["kernels"])} for each in (mine, other))
+    follows = read.assumed - set(changed)
+    return all(mine[field] == other[field] or field in follows for field in mine)
 
 
 def in_its_words(path: Path, overrides: Overrides) -> Overrides:
@@ -82,19 +86,25 @@ def in_its_words(path: Path, overrides: Overrides) -> Overrides:
     return words
 
 
-def _read(path: Path, text: str, flags: Overrides, wanted: Job) -> Job | None:
+class Read(NamedTuple):
+    job: Job
+    assumed: frozenset[str]
+    """Fields that a trainer's file does not say."""
+
+
+def _read(path: Path, text: str, flags: Overrides) -> Read | None:
     """As the file's own folder would have it, where ./model is looked for."""
     try:
         with tempfile.TemporaryDirectory() as folder:
             copy = Path(folder) / path.name
             copy.write_bytes(text.encode("utf-8"))
             jobs = list(read_jobs(str(copy), flags))
+            recipe = find_recipe(copy) if copy.suffix.lower() in ENDINGS else None
     except (OSError, TunecastError):
         return None
     if len(jobs) != 1 or not isinstance(jobs[0], Job):
         return None
-    job = jobs[0]
-    return replace(_moved(job, folder, str(path.parent)), not_modelled=wanted.not_modelled)  # which name lines
+    return Read(_moved(jobs[0], folder, str(path.parent)), frozenset(recipe.assumed if recipe else ()))
 
 
 def _moved(job: Job, here: str, there: str) -> Job:
