@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from tunecast.door.plan import plan as plan
     from tunecast.door.predict import predict as predict
     from tunecast.door.read import read as read
+    from tunecast.door.read import recipe as recipe
     from tunecast.door.trace import ScriptTrace as ScriptTrace
     from tunecast.door.trace import trace as trace
     from tunecast.errors import DoesNotFit as DoesNotFit
@@ -63,7 +64,7 @@ _PLACES = {
     "door.offers": ("offers",),
     "door.plan": ("plan",),
     "door.predict": ("predict",),
-    "door.read": ("read",),
+    "door.read": ("read", "recipe"),
     "door.trace": ("ScriptTrace", "trace"),
     "errors": ("DoesNotFit", "NotResolved", "OverBudget", "TunecastError", "Unsupported", "UsageError"),
     "job.job": ("Job",),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from os import PathLike, fspath
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tunecast.errors import UsageError
@@ -55,6 +54,8 @@ def require_card(job: Job) -> Job:
 def recipe(path: str | PathLike[str], values: Mapping[str, object] | None = None) -> Recipe:
     """What was understood of the file of a training: the job, where each field comes from, what was assumed, and what
     was not understood. The file is never executed. `values`: keys of its framework that win over the file's."""
+    from pathlib import Path
+
     from tunecast.job.recipes import read_recipe
 
     return read_recipe(Path(path), values)
