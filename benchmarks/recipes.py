@@ -1,23 +1,24 @@
-"""What is understood of the files that people train with: a folder of them, counted by framework.
+"""What is understood of the files that people train with, counted by framework: results/recipes.json.
 
-    python benchmarks/recipes.py FOLDER                             a line a framework, and the commonest reasons
-    python benchmarks/recipes.py FOLDER --json OUT                  the same, and a row a file
-    python benchmarks/recipes.py FOLDER --only axolotl --failing    of one framework, with each file not answered
+    python benchmarks/recipes.py FOLDER             FOLDER/REPOSITORY/... as data/recipe_files.csv names them
+    python benchmarks/recipes.py FOLDER --only axolotl --failing       of one framework, with each file not answered
 
-FOLDER holds a folder for each framework. Every file in it whose ending is read is asked for a recipe and a prediction
-on one named card (eight of them where the number matters), each in a process bounded in time and memory. Of a file:
+data/recipe_files.csv names 1,186 training configurations of 14 repositories with commit, path and what each trains for;
+the files themselves are others' and are not here: check the repositories out at those commits. Each file is asked for
+a recipe and a prediction on one named card (eight of them where the number matters), in a process bounded in time
+and memory. Of the files of text SFT and pre-training:
 
-recognised    it describes a training that some reader knows
-other task    it is refused because of what is trained for, or on
+recognised    some reader knows it as a training
 answered      predict answers; `by keys`: and no key makes it an estimate
 keys          values by dotted name: used, ignored because they move nothing, or reported as not understood
 
-The shares are of files of text SFT and pre-training: what was recognised and is no other task.
+and of all others: refused by the task's name.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import multiprocessing
 import os
 import re
@@ -48,13 +49,8 @@ CARDS = 8
 MOST_CPU_S = 60
 MOST_BYTES = 4 * 2**30
 OUTCOMES = ("answered", "failed", "other task", "not recognised", "unreadable", "traceback", "over its limits")
+TEXT_TASKS = ("sft", "sft (QAT)", "pretrain", "pretrain/sft", "benchmark (pretrain-like)")
 KINDS = ("used", "ignored", "not_understood")
-
-
-def files_in(folder: Path) -> Iterator[Path]:
-    for path in sorted(folder.rglob("*")):
-        if path.suffix.lower() in recipes.ENDINGS and path.is_file():
-            yield path
 
 
 def asked(path: Path) -> Row:
@@ -129,22 +125,30 @@ def _ask(path: Path, sender: Any) -> None:
 
 
 def summary(rows: list[Row]) -> Row:
-    """Of one framework."""
+    """Of one framework, or of all."""
     outcomes = Counter(row["outcome"] for row in rows)
-    own = [row for row in rows if row["outcome"] in ("answered", "failed")]
-    answered = [row for row in own if row["outcome"] == "answered"]
-    keys = {kind: sum(len(row["keys"][kind]) for row in own) for kind in KINDS}
+    text = [row for row in rows if row["text"]]
+    others = [row for row in rows if not row["text"]]
+    recognised = [row for row in text if "keys" in row]
+    answered = [row for row in text if row["outcome"] == "answered"]
+    keys = {kind: sum(len(row["keys"][kind]) for row in recognised) for kind in KINDS}
     return {
         "files": len(rows),
         **{outcome: outcomes[outcome] for outcome in OUTCOMES},
-        "answered_share": share(len(answered), len(own)),
-        "answered_by_keys_share": share(sum(not row["keys"]["not_understood"] for row in answered), len(own)),
+        "text_files": len(text),
+        "recognised_share": share(len(recognised), len(text)),
+        "answered_share": share(len(answered), len(text)),
+        "answered_by_keys_share": share(sum(not row["keys"]["not_understood"] for row in answered), len(text)),
         "keys": keys,
         "keys_used_share": share(keys["used"], keys["used"] + keys["not_understood"]),
+        "other_files": len(others),
+        "others_named_share": share(sum(row["outcome"] == "other task" for row in others), len(others)),
         "commonest": {
-            "keys not understood": commonest(key for row in own for key in row["keys"]["not_understood"]),
-            "not answered": commonest(reason(row) for row in own if row["outcome"] == "failed"),
-            "other tasks": commonest(reason(row) for row in rows if row["outcome"] == "other task"),
+            "keys not understood": commonest(key for row in recognised for key in row["keys"]["not_understood"]),
+            "not answered": commonest(reason(row) for row in text if row["outcome"] != "answered"),
+            "others, not named": commonest(
+                f"{row['task']}, {row['modality']}: {row['outcome']}" for row in others if row["outcome"] != "other task"
+            ),
         },
     }
 
@@ -155,6 +159,8 @@ def share(part: int, whole: int) -> float | None:
 
 def reason(row: Row) -> str:
     """Its first line, without where in the file it is said, which differs from file to file."""
+    if "reason" not in row:
+        return str(row["outcome"])
     if any(told in row["reason"] for told in ("not in the local cache", "allowed: a bundled name")):
         return f"the model is not known here: {row['model']}"[:160]
     return re.sub(r"^\S+?(:\d+ \S+)?: ", "", row["reason"].partition("\n")[0])[:160]
@@ -165,41 +171,53 @@ def commonest(found: Iterable[str], most: int = 25) -> dict[str, int]:
 
 
 def told(framework: str, found: Row) -> Iterator[str]:
-    shares = {name: "-" if (value := found[name]) is None else f"{value:.0%}" for name in found if "share" in name}
+    shares = {name: "-" if (value := found[name]) is None else f"{value:.1%}" for name in found if "share" in name}
     yield (
         f"{framework}: {found['files']} files; "
         + ", ".join(f"{found[outcome]} {outcome}" for outcome in OUTCOMES if found[outcome])
-        + f"; answered {shares['answered_share']}, by keys {shares['answered_by_keys_share']}"
-        + f"; keys used {shares['keys_used_share']} of those that matter"
+        + f"; of {found['text_files']} of text: recognised {shares['recognised_share']}"
+        + f", answered {shares['answered_share']}, by keys {shares['answered_by_keys_share']}"
+        + f", keys used {shares['keys_used_share']} of those that matter"
+        + f"; of {found['other_files']} others named {shares['others_named_share']}"
     )
+
+
+def told_why(found: Row) -> Iterator[str]:
     for title, reasons in found["commonest"].items():
-        for text, count in list(reasons.items())[:10]:
+        for text, count in list(reasons.items())[:15]:
             yield f"  {count:4} {title}: {text}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--json", type=Path, metavar="OUT")
-    parser.add_argument("--only", metavar="FRAMEWORK")
+    parser.add_argument("--only", metavar="FRAMEWORK", help="and write no result")
     parser.add_argument("--failing", action="store_true", help="name each file that is not answered, and why")
     arguments = parser.parse_args()
-    folder = arguments.folder
+    with (HERE / "data" / "recipe_files.csv").open(encoding="utf-8", newline="") as file:
+        given = [row for row in csv.DictReader(file) if arguments.only in (None, row["framework"])]
     predict({"model": "llama-3.2-1b"}).to_dict()  # imports once what every file's process needs
-    rows = [
-        {"framework": path.relative_to(folder).parts[0], "file": str(path.relative_to(folder)), **bounded(path)}
-        for path in files_in(folder / (arguments.only or ""))
+    rows: list[Row] = [
+        {
+            **{name: row[name] for name in ("framework", "repo", "path", "task", "modality")},
+            "text": row["modality"] == "text" and row["task"] in TEXT_TASKS,
+            **bounded(arguments.folder / row["repo"] / row["path"]),
+        }
+        for row in given
     ]
     names = sorted({row["framework"] for row in rows})
     by_framework = {name: summary([row for row in rows if row["framework"] == name]) for name in names}
     for name, found in by_framework.items():
-        print("\n".join(told(name, found)))
+        print("\n".join((*told(name, found), *told_why(found))))
+    whole = summary(rows)
+    print("\n".join(told("all", whole)))
     if arguments.failing:
         for row in rows:
-            if row["outcome"] not in ("answered", "other task"):
-                print(f"{row['file']}: {row['outcome']}: {row.get('reason', '')}")
-    if arguments.json:
-        write_result(arguments.json, {"commit": commit(), "frameworks": by_framework, "rows": rows})
+            if row["outcome"] != ("answered" if row["text"] else "other task"):
+                print(f"{row['repo']}/{row['path']}: {row['task']}: {row['outcome']}: {row.get('reason', '')}")
+    if not arguments.only:
+        result = {"commit": commit(), "all": whole, "frameworks": by_framework, "rows": rows}
+        write_result(HERE / "results" / "recipes.json", result)
 
 
 if __name__ == "__main__":
