@@ -49,7 +49,7 @@ CARDS = 8
 MOST_CPU_S = 60
 MOST_BYTES = 4 * 2**30
 OUTCOMES = ("answered", "failed", "other task", "not recognised", "unreadable", "traceback", "over its limits")
-TEXT_TASKS = ("sft", "sft (QAT)", "pretrain", "pretrain/sft", "benchmark (pretrain-like)")
+TEXT_TASKS = ("sft", "pretrain", "pretrain/sft", "benchmark (pretrain-like)")
 KINDS = ("used", "ignored", "not_understood")
 
 
