@@ -30,6 +30,7 @@ from tunecast.report.page.document import Provenance, byline
 from tunecast.report.page.job import PageExtras, timeline_html
 from tunecast.report.page.outside import outside_panel
 from tunecast.report.page.time import stacked_time
+from tunecast.report.run.spelling import FLAGS
 from tunecast.units import GIB, MIB
 
 JOB = Job("gpt2")
@@ -133,7 +134,7 @@ def test_the_smallest_gpu_and_the_advice_are_there() -> None:
     assert "What would free memory" in fitting
     assert "fits then" not in fitting and "tunecast fit" not in fitting
     assert "What" not in text(timeline_html(FIGURES, TIMELINE)).partition("Memory over the run")[0]
-    typed = timeline_html(TOO_LARGE, TIMELINE, PageExtras(changes=(change(kernels=["liger"]),), by_flags=True))
+    typed = timeline_html(TOO_LARGE, TIMELINE, PageExtras(changes=(change(kernels=["liger"]),), spelling=FLAGS))
     assert "--kernels liger" in typed
 
 

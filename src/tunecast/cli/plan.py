@@ -20,7 +20,6 @@ from tunecast.door.plan import Planner, PlanOptions, duration_s
 from tunecast.door.read import read
 from tunecast.errors import OverBudget
 from tunecast.job.flags import add_job_flags, overrides_from
-from tunecast.job.readers import is_job_file
 from tunecast.job.writer import write_file
 from tunecast.planning.choice import Plan
 from tunecast.planning.space import ALLOWABLE, KEEPABLE
@@ -147,8 +146,9 @@ def print_plan(plan: Plan, arguments: argparse.Namespace) -> None:
     if not (arguments.json or plan.choices):
         return
     from tunecast.report.plan.text import short, text
+    from tunecast.report.run.spelling import spelling_of
 
-    as_text = partial(text, plan, details=arguments.details, flags=not is_job_file(arguments.source))
+    as_text = partial(text, plan, details=arguments.details, spelling=spelling_of(arguments.source))
     print_answer(plan, arguments, as_text, partial(short, plan))
 
 

@@ -16,7 +16,7 @@ from tunecast.door.predict import predict
 from tunecast.errors import DEBUG, DoesNotFit, OverBudget, TunecastError, UsageError, internal_error, printable
 from tunecast.job.flags import COMMON, add_job_flags, overrides_from
 from tunecast.job.job import Data, Job
-from tunecast.job.readers import JobError, is_job_file, job_error, read_jobs
+from tunecast.job.readers import JobError, job_error, read_jobs
 from tunecast.prediction.modelled import require_engine
 from tunecast.prediction.prediction import Prediction
 from tunecast.records import dataclass, replace
@@ -209,6 +209,7 @@ def report_on(prediction: Prediction, name: str, source: str, options: PredictOp
     from tunecast.cli.asking import counting_seconds
     from tunecast.door.suggestions import rent_of_run, suggestions
     from tunecast.report.run.job import JobReport
+    from tunecast.report.run.spelling import spelling_of
 
     tried, traced = NO_SUGGESTIONS, prediction.engine == "traced"
     advice = options.advice and not traced  # a traced change takes as long as the job itself
@@ -221,7 +222,7 @@ def report_on(prediction: Prediction, name: str, source: str, options: PredictOp
         rent_of_run(prediction) if priced else None,
         tried,
         fit_command(source, options) if advice else "",
-        by_flags=is_by_flags(source),
+        spelling=spelling_of(source),
         with_blocks=options.details or traced or options.html is not None,
     )
 
@@ -247,17 +248,12 @@ def write_files(report: JobReport, job: Job, options: PredictOptions) -> None:
     write_asked(report.figures, on_card, options.html, options.snapshot, beside)
 
 
-def is_by_flags(source: str) -> bool:
-    """Whether the job was given by flags, not by a file. `source`: the model or file that holds it alone, else ''."""
-    return bool(source) and not is_job_file(source)
-
-
 def fit_command(source: str, options: PredictOptions) -> str:
     """The same job as it was given; '' where its file holds others too."""
     if not source:
         return ""
     import shlex
 
-    from tunecast.report.run.advice import as_flags
+    from tunecast.report.run.spelling import as_flags
 
     return " ".join(filter(None, ["tunecast fit", shlex.quote(source), as_flags(options.overrides)]))

@@ -44,9 +44,10 @@ def read_on_card(source: Source, overrides: Mapping[str, object] | None = None, 
 
 def require_card(job: Job) -> Job:
     if job.unsaid:
-        flags = {"hardware.gpu": "--gpu NAME", "hardware.gpus": "--gpus N"}
+        from tunecast.job.recipes.cards import CARD_FLAGS
+
         what = "on which card it runs" if "hardware.gpu" in job.unsaid else "on how many cards it runs"
-        told = " ".join(flags[field] for field in job.unsaid)
+        told = " ".join(CARD_FLAGS[field] for field in job.unsaid)
         raise UsageError(f"the file does not say {what}. To fix: add {told}", field=job.unsaid[0])
     return job
 

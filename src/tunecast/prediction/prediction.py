@@ -167,9 +167,7 @@ class Prediction(Result):
     @property
     def warnings(self) -> tuple[str, ...]:
         unread = self._job.not_modelled if self._job is not None else ()
-        guesses = (
-            f"{'not understood' if guess in unread else 'guessed'}: {guess}" for guess in self.on_card.guesses
-        )
+        guesses = (f"{'not understood' if guess in unread else 'guessed'}: {guess}" for guess in self.on_card.guesses)
         return (*guesses, *self._warnings, *card_warnings(self.on_card), *self.timing.warnings)
 
     def _releases(self) -> list[str]:

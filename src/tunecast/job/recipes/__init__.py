@@ -9,6 +9,7 @@ commands.py     The commands of a shell script, as far as its text tells them
 document.py     A file as a trainer wrote it: what it holds, and on which line
 draft.py        A recipe in the making: a reader takes keys one by one, and what it leaves is reported
 huggingface.py  Keys of transformers' TrainingArguments, TRL's SFTConfig and ModelConfig, wherever they stand
+own_words.py    Changes to a job in the words of the trainer whose file it is, read back before they count
 recipe.py       What was understood: the job, where each field comes from, what was assumed, what was not read
 references.py   Values that name other values of their file, `${output_dir}/logs`, as OmegaConf has them (torchtune,
                 Automodel)
@@ -18,8 +19,8 @@ values.py       Numbers and switches as YAML and JSON files spell them
 words.py        Words of a command, and what flags among them say
 frameworks/     A trainer each
 launch/         What stands around a training: who starts it, and who orders machines for it
-scripts/        Python scripts and notebooks, read without running them
 parts/          Files that go with several trainers: accelerate's, DeepSpeed's, PEFT's
+scripts/        Python scripts and notebooks, read without running them
 """
 
 from __future__ import annotations

@@ -14,6 +14,8 @@ OF_FSDP = (
     *("load_on_rank_0", "state_dict_type"),
 )
 """Fields of `parallel` that say how FSDP works."""
+CARD_FLAGS = {"hardware.gpu": "--gpu NAME", "hardware.gpus": "--gpus N"}
+"""With which flags the user says them."""
 MOST_ROWS = 10**9
 USUAL_CARDS = 8
 """Of a machine."""

@@ -13,19 +13,20 @@ from tunecast.prediction.prediction import Prediction
 from tunecast.report.draw.columns import columns
 from tunecast.report.draw.figures import shown
 from tunecast.report.draw.text import DEFAULT, Terminal, when, words, wrapped
-from tunecast.report.run.advice import change_words, effect_words
+from tunecast.report.run.advice import effect_words
+from tunecast.report.run.spelling import FIELDS, Spelling
 from tunecast.units import gib
 
 
-def oom_text(told: OomExplanation, terminal: Terminal = DEFAULT, *, flags: bool = False) -> str:
-    """`flags`: the job was given by them, not by a file."""
+def oom_text(told: OomExplanation, terminal: Terminal = DEFAULT, *, spelling: Spelling = FIELDS) -> str:
     lines = [_headline(told, terminal)]
     if told.filling is not None:
         lines += ["", terminal.paint("What filled the card", "bold"), *_filling_lines(told, told.filling)]
     if told.prediction is not None:
         title = terminal.paint("The job, predicted", "bold")
         lines += ["", title, *_prediction_lines(told, told.prediction, terminal)]
-    lines += ["", terminal.paint("What to change, most effective first", "bold"), *_advice_lines(told, terminal, flags)]
+    advice = _advice_lines(told, terminal, spelling)
+    lines += ["", terminal.paint("What to change, most effective first", "bold"), *advice]
     return terminal.plain("\n".join(lines)) + "\n"
 
 
@@ -108,13 +109,13 @@ def _roles(breakdown: Mapping[str, int]) -> dict[str, int]:
     return {part: nbytes for part, nbytes in breakdown.items() if part not in rest}
 
 
-def _advice_lines(told: OomExplanation, terminal: Terminal, flags: bool) -> list[str]:
+def _advice_lines(told: OomExplanation, terminal: Terminal, spelling: Spelling) -> list[str]:
     lines: list[str] = []
     for number, each in enumerate(told.advice, start=1):
         enough = _enough(each, told.prediction)
         lines += _wrapped(f"{each.what}{enough}", f"  {number}. ", terminal)
         changes = (told.changes or ()) if each.training else ()
-        lines += _change_lines(changes, flags) if changes else _wrapped(each.how, "     ", terminal)
+        lines += _change_lines(changes, spelling) if changes else _wrapped(each.how, "     ", terminal)
     return lines
 
 
@@ -129,8 +130,8 @@ def _enough(advice: Advice, prediction: Prediction | None) -> str:
     )
 
 
-def _change_lines(changes: Sequence[Change], flags: bool) -> list[str]:
-    rows = [(change_words(each.overrides, flags), effect_words(each, "does not fit")) for each in changes]
+def _change_lines(changes: Sequence[Change], spelling: Spelling) -> list[str]:
+    rows = [(spelling.change(each.overrides), effect_words(each, "does not fit")) for each in changes]
     return columns(rows, left=(0, 1), indent="     ")
 
 

@@ -8,16 +8,14 @@ from tunecast.advise.changes import Change
 from tunecast.prediction.verdict import Verdict
 from tunecast.report.page.document import panel
 from tunecast.report.page.markup import Markup, copyable, tag
-from tunecast.report.run.advice import FREES, TITLE, change_words, effect_words
+from tunecast.report.run.advice import FREES, TITLE, effect_words
+from tunecast.report.run.spelling import Spelling
 from tunecast.report.run.unstated import TITLE as TAKEN
 
 
-def advice_panel(changes: Sequence[Change], command: str, verdict: Verdict | None, *, flags: bool) -> Markup:
-    """`command`: what finds the smallest set of changes after which the job fits; '' where it cannot be told.
-
-    `flags`: changes are told as they are typed, not as a job's file has them.
-    """
-    rows = [_row(change, verdict, flags) for change in changes]
+def advice_panel(changes: Sequence[Change], command: str, verdict: Verdict | None, *, spelling: Spelling) -> Markup:
+    """`command`: what finds the smallest set of changes after which the job fits; '' where it cannot be told."""
+    rows = [_row(change, verdict, spelling) for change in changes]
     parts = [tag("table", tag("tbody", *rows), class_="blocks changes")] if rows else []
     if command and verdict in ("may not fit", "does not fit"):
         parts += [
@@ -27,12 +25,12 @@ def advice_panel(changes: Sequence[Change], command: str, verdict: Verdict | Non
     return panel(FREES if verdict == "fits" else TITLE, *parts)
 
 
-def _row(change: Change, verdict: Verdict | None, flags: bool) -> Markup:
+def _row(change: Change, verdict: Verdict | None, spelling: Spelling) -> Markup:
     frees, _, then = effect_words(change, verdict or "fits").partition(", ")
     style = "pill good" if change.verdict == "fits" else "pill plain"
     return tag(
         "tr",
-        tag("td", change_words(change.overrides, flags), class_="mono"),
+        tag("td", spelling.change(change.overrides), class_="mono"),
         tag("td", frees, class_="number"),
         tag("td", tag("span", then, class_=style) if then else Markup()),
     )

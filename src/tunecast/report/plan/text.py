@@ -17,6 +17,7 @@ from tunecast.report.plan import notes, words
 from tunecast.report.plan.arguments import arguments, launcher
 from tunecast.report.plan.plot import PlotPoint, plot, points
 from tunecast.report.plan.words import Pick
+from tunecast.report.run.spelling import FIELDS, Spelling
 from tunecast.report.run.unstated import taken_text
 from tunecast.units import percent
 
@@ -43,8 +44,7 @@ SPOKEN = ("billed", "per run", "per epoch", "energy")
 
 class How(NamedTuple):
     details: bool
-    flags: bool
-    """Whether settings are said as flags, not as fields of a file."""
+    spelling: Spelling
 
 
 def short(plan: Plan) -> str:
@@ -52,9 +52,9 @@ def short(plan: Plan) -> str:
     return f"{words.headline(plan)}\n"
 
 
-def text(plan: Plan, terminal: Terminal, *, details: bool = False, flags: bool = False) -> str:
-    """The whole answer, ending with a newline. `flags`: the job was given by them, not by a file."""
-    how = How(details, flags)
+def text(plan: Plan, terminal: Terminal, *, details: bool = False, spelling: Spelling = FIELDS) -> str:
+    """The whole answer, ending with a newline."""
+    how = How(details, spelling)
     chosen = words.picks(plan)
     parts = [_headline(plan, chosen, terminal)]
     if chosen:
@@ -136,8 +136,8 @@ def _stacked(plan: Plan, chosen: Sequence[Pick], terminal: Terminal, how: How) -
 
 def _settings(choice: Choice, money: Money, terminal: Terminal, how: How, why: bool) -> list[str]:
     """What to set, what may go wrong; and `why` it was picked."""
-    changed = words.changes(choice, flags=how.flags)
-    joined = (" " if how.flags else ", ").join(changed)
+    changed = words.changes(choice, how.spelling)
+    joined = ", ".join(changed)
     sentences = [f"set {joined}" if changed else "with the job's settings unchanged"]
     sentences += [choice.why] if why else []
     sentences += [notes.interruptions(choice, money)] if choice.fleet.offer.kind == SPOT else []

@@ -319,7 +319,7 @@ def take_samples(draft: Draft, keys: Keys) -> None:
 
 
 def take_steps(draft: Draft, keys: Keys) -> None:
-    """`SftArguments._init_eval_strategy`: it evaluates as often as it saves, where there is something to evaluate on."""
+    """`SftArguments._init_eval_strategy`: it evaluates as often as it saves, where there is something to evaluate."""
     evaluates = (number(keys.get("split_dataset_ratio")) or 0) > 0 or any(
         map(keys.has, ("val_dataset", "eval_dataset"))
     )
