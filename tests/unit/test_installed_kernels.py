@@ -9,8 +9,8 @@ import pytest
 from tunecast.advise.unstated import taken
 from tunecast.job import job_from_dict
 from tunecast.job.kernels import CHOSEN, INSTALLED, TAKEN, chosen_kernels
-from tunecast.planning.recipe import recipes_of
 from tunecast.planning.space import Freedom
+from tunecast.planning.technique import techniques_of
 from tunecast.prediction.engines import analytic
 from tunecast.tape.build.families import FAMILIES
 from tunecast.tape.build.job_runs import Builder, build, fold_job, paper_run
@@ -96,7 +96,7 @@ def test_nobody_chooses_what_is_installed() -> None:
     """A plan tries Liger with and without, and leaves what is installed as it is; so does the advice."""
     job = job_from_dict({"model": "llama-3.2-1b", "kernels": ["fla", "mamba-ssm"]})
     assert chosen_kernels(job) == () and not set(CHOSEN) & set(INSTALLED)
-    tried = {recipe.kernels for recipe in recipes_of(job, Freedom(frozenset()))}
+    tried = {technique.kernels for technique in techniques_of(job, Freedom(frozenset()))}
     assert tried == {("fla", "mamba-ssm"), ("liger", "fla", "mamba-ssm")}
 
 

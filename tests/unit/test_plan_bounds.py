@@ -52,7 +52,7 @@ def space(fields: dict[str, object], *allowed: str) -> Space:
 
 def settings(of: Space) -> list[tuple[Rig, Setting]]:
     return [
-        (rig, Setting(block.recipe, block.spread, split))
+        (rig, Setting(block.technique, block.spread, split))
         for rig in of.offers
         for block in of.blocks(rig)
         for split in block.splits
@@ -82,14 +82,14 @@ def test_no_prediction_lies_below_its_floors(name: str) -> None:
 @pytest.mark.parametrize("name", ["lora in 16 bits", "lora in 32 bits", "full in 16 bits", "qlora"])
 def test_no_compiled_prediction_lies_below_its_floors(name: str) -> None:
     of = space(JOBS[name], "compile")
-    compiled = [each for each in settings(of) if each[1].recipe.compile and each[1].spread.layers == 1]
+    compiled = [each for each in settings(of) if each[1].technique.compile and each[1].spread.layers == 1]
     assert_floors_hold(of, random.Random(name).sample(compiled, 3), least=3)
 
 
 @pytest.mark.parametrize("name", ["lora in 16 bits", "full in 16 bits"])
 def test_no_prediction_in_float8_lies_below_its_floors(name: str) -> None:
     of = space(JOBS[name], "precision")
-    narrow = [each for each in settings(of) if each[1].recipe.matmul_dtype and each[1].spread.layers == 1]
+    narrow = [each for each in settings(of) if each[1].technique.matmul_dtype and each[1].spread.layers == 1]
     assert_floors_hold(of, random.Random(name).sample(narrow, 4), least=4)
 
 
@@ -102,7 +102,7 @@ def assert_floors_hold(of: Space, sample: list[tuple[Rig, Setting]], least: int)
             timed, held = estimator.time_run(rig, setting), estimator.replay(rig, setting)
         except TunecastError:
             continue
-        tensors = estimator.tensors(setting.recipe, setting.spread.data)
+        tensors = estimator.tensors(setting.technique, setting.spread.data)
         accumulates = setting.split.grad_accum > 1
         micro_batch = setting.split.micro_batch
         floor_bytes = memory_floor_bytes(tensors, of.job, rig, setting.spread, micro_batch, accumulates=accumulates)
@@ -126,8 +126,8 @@ def test_preparing_a_quantised_base_takes_no_less_time_and_memory() -> None:
     estimator = Estimator(of, resolve_model(of.job.model))
     every = [each for each in settings(of) if not each[1].spread.data.startswith("zero") and each[1].spread.layers == 1]
     for rig, setting in random.Random(7).sample(every, 6):
-        prepared = setting._replace(recipe=setting.recipe._replace(prepare_kbit=True))
-        assert not setting.recipe.prepare_kbit
+        prepared = setting._replace(technique=setting.technique._replace(prepare_kbit=True))
+        assert not setting.technique.prepare_kbit
         assert estimator.time_run(rig, prepared).step_s >= estimator.time_run(rig, setting).step_s, (rig, setting)
         assert estimator.replay(rig, prepared).needs_bytes >= estimator.replay(rig, setting).needs_bytes, (rig, setting)
 
@@ -136,9 +136,9 @@ def test_preparing_a_quantised_base_takes_no_less_time_and_memory() -> None:
 def test_checkpointing_takes_no_less_time(name: str) -> None:
     of = space(JOBS[name])
     estimator = Estimator(of, resolve_model(of.job.model))
-    plain = [(rig, each) for rig, each in settings(of) if not each.recipe.gradient_checkpointing]
+    plain = [(rig, each) for rig, each in settings(of) if not each.technique.gradient_checkpointing]
     for rig, setting in random.Random(7).sample(plain, 3):
-        with_it = setting._replace(recipe=setting.recipe._replace(gradient_checkpointing=True))
+        with_it = setting._replace(technique=setting.technique._replace(gradient_checkpointing=True))
         assert estimator.time_run(rig, with_it).step_s >= estimator.time_run(rig, setting).step_s
 
 
@@ -191,7 +191,7 @@ def test_floors_are_close_where_weights_are_whole() -> None:
     search = Search(of, estimator, Biller(of.job, Terms()))
     rig = next(rig for rig in of.offers if rig.gpu_name == "h100-sxm-80gb" and rig.cards == 1)
     block = next(of.blocks(rig))
-    setting = Setting(block.recipe, block.spread, block.splits[-1])
+    setting = Setting(block.technique, block.spread, block.splits[-1])
     ((_, seconds),) = search._floors(rig, setting)
     (rented,) = of.offers[rig]
     assert seconds > 0.8 * search.biller.likely(estimator.time_run(rig, setting), rented, 1).wall_s
@@ -210,7 +210,7 @@ def test_the_floor_of_memory_on_paper() -> None:
     }
     for (cards, data, layers), block in blocks.items():
         floor = memory_floor_bytes(
-            estimator.tensors(block.recipe, block.spread.data), of.job, block.rig, block.spread, 0
+            estimator.tensors(block.technique, block.spread.data), of.job, block.rig, block.spread, 0
         )
         if not data.startswith("zero"):
             parts = cards if data == "fsdp" else layers
@@ -224,9 +224,9 @@ def test_the_floor_of_zero_s_memory_on_paper() -> None:
     of = space({"model": "llama-3.2-1b"})
     estimator, n = Estimator(of, resolve_model(of.job.model)), 1_235_814_400
     rig = next(rig for rig in of.offers if rig.cards == 4 and rig.nodes == 1)
-    recipe = of.recipes[0]
+    technique = of.techniques[0]
     found = {
-        data: memory_floor_bytes(estimator.tensors(recipe, data), of.job, rig, Spread(data, 1), 0)
+        data: memory_floor_bytes(estimator.tensors(technique, data), of.job, rig, Spread(data, 1), 0)
         for data in ("zero1", "zero2", "zero3")
     }
     assert found["zero1"] == pytest.approx(2 * n + 12 * n / 4 + max(8 * n / 4, 2 * n), rel=0.001)

@@ -105,15 +105,19 @@ def test_cards_that_cannot_share_the_batch_are_refused():
     assert list(of.refused.values()) == ["the global batch of 4 rows cannot be shared evenly by 3 cards"]
 
 
-def test_recipes_are_those_the_user_left_open():
-    open_ones = {(r.gradient_checkpointing, r.kernels) for r in space(offer()).recipes}
+def test_techniques_are_those_the_user_left_open():
+    open_ones = {(r.gradient_checkpointing, r.kernels) for r in space(offer()).techniques}
     assert open_ones == {(True, ()), (True, ("liger",)), (False, ()), (False, ("liger",))}
     of = space(offer(), written=("gradient_checkpointing", "kernels"))
-    assert len(of.recipes) == 1
+    assert len(of.techniques) == 1
     job = job_from_dict({"model": "qwen3-0.6b", "weights_dtype": "bfloat16"})
     freely = space_of(job, Freedom(allow=freed_fields(["method", "optimizer"])), [offer()])
-    assert {recipe.method for recipe in freely.recipes} == {"full", "lora", "qlora"}
-    assert {recipe.optimizer for recipe in freely.recipes} == {"adamw_torch_fused", "adamw_8bit", "paged_adamw_8bit"}
+    assert {technique.method for technique in freely.techniques} == {"full", "lora", "qlora"}
+    assert {technique.optimizer for technique in freely.techniques} == {
+        "adamw_torch_fused",
+        "adamw_8bit",
+        "paged_adamw_8bit",
+    }
 
 
 def test_compile_and_float8_are_tried_where_allowed_and_alone():
@@ -122,8 +126,8 @@ def test_compile_and_float8_are_tried_where_allowed_and_alone():
     ) -> set[tuple[bool, str | None, tuple[str, ...]]]:
         job = job_from_dict({"model": "qwen3-0.6b", "micro_batch": 4, **fields})
         of = space_of(job, Freedom(allow=freed_fields(names)), [offer(gpu)])
-        recipes = [block.recipe for block in of.blocks(only_rig(of))]
-        return {(each.compile, each.matmul_dtype, each.kernels) for each in recipes}
+        techniques = [block.technique for block in of.blocks(only_rig(of))]
+        return {(each.compile, each.matmul_dtype, each.kernels) for each in techniques}
 
     plain = {(False, None, ()), (False, None, ("liger",))}
     assert tried() == plain
@@ -137,7 +141,7 @@ def test_compile_and_float8_are_tried_where_allowed_and_alone():
 
 def test_quantised_bases_are_not_cast_to_float32_unless_the_user_says_so():
     def prepared(*written: str, **fields: object) -> set[bool]:
-        return {each.prepare_kbit for each in space(offer(), written=written, method="qlora", **fields).recipes}
+        return {each.prepare_kbit for each in space(offer(), written=written, method="qlora", **fields).techniques}
 
     assert prepared() == {False}
     assert prepared(stack="trl") == {False}
@@ -146,7 +150,7 @@ def test_quantised_bases_are_not_cast_to_float32_unless_the_user_says_so():
     of = space(offer(), method="qlora")
     rig = only_rig(of)
     block = next(of.blocks(rig))
-    assert of.job_of(rig, Setting(block.recipe, block.spread, block.splits[0])).quantization.prepare_kbit is False
+    assert of.job_of(rig, Setting(block.technique, block.spread, block.splits[0])).quantization.prepare_kbit is False
 
 
 def test_every_core_prepares_data_where_the_offer_says_how_many_there_are():
@@ -162,7 +166,7 @@ def test_every_core_prepares_data_where_the_offer_says_how_many_there_are():
 def test_what_no_engine_models_is_not_in_the_space():
     """Liger with adapters on cut weights is refused by prediction/spreading.py."""
     of = space(offer(gpus=2), method="lora")
-    blocks = {(block.spread.data, block.spread.layers, block.recipe.kernels) for block in of.blocks(only_rig(of))}
+    blocks = {(block.spread.data, block.spread.layers, block.technique.kernels) for block in of.blocks(only_rig(of))}
     assert ("ddp", 1, ("liger",)) in blocks
     assert ("fsdp", 1, ()) in blocks
     assert ("fsdp", 1, ("liger",)) not in blocks
@@ -172,7 +176,7 @@ def test_a_job_of_a_setting():
     of = space(offer(gpus=2))
     rig = only_rig(of)
     block = next(block for block in of.blocks(rig) if block.spread.data == "fsdp")
-    job = of.job_of(rig, Setting(block.recipe, block.spread, Split(2, 1)))
+    job = of.job_of(rig, Setting(block.technique, block.spread, Split(2, 1)))
     assert (job.hardware.gpus, job.parallel.data, job.micro_batch, job.grad_accum) == (2, "fsdp", 2, 1)
     assert job.seq_len == of.job.seq_len
 

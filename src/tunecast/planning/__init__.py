@@ -1,6 +1,6 @@
 """The plan: which machines to rent for a job, with which settings, at what total cost and in what time.
 
-space      rigs (cards, machines, links, with their offers) x settings (recipe, spread, split of the batch)
+space      rigs (cards, machines, links, with their offers) x settings (technique, spread, split of the batch)
 bounds     what a setting takes at least: memory, time, cost
 estimate   the one place that asks prediction/, each thing once;  bill: what that costs on an offer
 search     every setting cut by a floor or predicted ► pareto: the front
@@ -21,7 +21,7 @@ objective.py    Which choices of a front are the answers, and why each and not t
 plan.py         A plan from a job and offers: searched, picked, explained
 price.py        What a job costs on its own hardware: the cheapest offer of exactly these machines that a plan would
                 pick unasked
-recipe.py       What may be done on a card, whichever it is: the recipes of a job, as far as the user left them open
+technique.py       What may be done on a card, whichever it is: the techniques of a job, as far as the user left them open
 savings.py      What of a choice's cost can be avoided: the same bill with a phase less, or with a setting that was
                 not searched
 search.py       The search: every setting of every rig is either cut by a proven floor or predicted, so no pick is

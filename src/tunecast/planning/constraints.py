@@ -91,11 +91,11 @@ def _reason(need: Need) -> str:
 
 
 def _named(need: Need) -> str:
-    recipe, spread, split = need.setting
+    technique, spread, split = need.setting
     parts = [f"micro_batch {split.micro_batch}"]
-    if recipe.gradient_checkpointing:
+    if technique.gradient_checkpointing:
         parts.append("checkpointing")
-    parts += recipe.kernels
+    parts += technique.kernels
     if spread.layers > 1:
         parts.append(f"layers {spread.layers}")
     elif not SHARDINGS[spread.data].is_replicated:

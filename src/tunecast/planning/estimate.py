@@ -38,8 +38,8 @@ from tunecast.planning.bounds import (
     work_of,
     zero_tensors_of,
 )
-from tunecast.planning.recipe import Recipe
 from tunecast.planning.space import ONE_CARD, Rig, Setting, Space, Split, Spread, ranks_on
+from tunecast.planning.technique import Technique
 from tunecast.prediction.culprit import config_errors
 from tunecast.prediction.data.lengths import Epoch, epoch_of, longest_row
 from tunecast.prediction.data.preparation import preparation_s, tokenised_s
@@ -146,57 +146,59 @@ class Estimator:
 
     # what needs no tape
 
-    def outside(self, recipe: Recipe, spread: Spread, cards: tuple[int, int] = (1, 1)) -> Outside | None:
+    def outside(self, technique: Technique, spread: Spread, cards: tuple[int, int] = (1, 1)) -> Outside | None:
         """What lies outside the steps, which depends on how weights are cut: as they are cut they are saved. `cards` of
         a machine, and machines, count where each rank writes its part."""
         if spread.light == 0:
             cards = (1, 1)
 
         def find() -> Outside | None:
-            job = self.space.job_of(Rig(CANONICAL, *cards, None, None), Setting(recipe, spread, Split(1, 1)))
+            job = self.space.job_of(Rig(CANONICAL, *cards, None, None), Setting(technique, spread, Split(1, 1)))
             try:
                 return outside_of(job, self.model)
             except Unsupported:
                 return None
 
-        return self._once("outside", (recipe.base, spread.data, spread.light, cards), find)
+        return self._once("outside", (technique.base, spread.data, spread.light, cards), find)
 
     def ram_bytes(self, rig: Rig, setting: Setting) -> int | None:
         """What one machine needs of its host's memory; None where that is not known."""
-        key = setting.recipe.base, setting.spread, rig.gpus, rig.nodes
+        key = setting.technique.base, setting.spread, rig.gpus, rig.nodes
         return self._once("ram", key, lambda: machine_ram_bytes(self.space.job_of(rig, setting), self.model))
 
-    def tensors(self, recipe: Recipe, data: str) -> Tensors:
+    def tensors(self, technique: Technique, data: str) -> Tensors:
         is_zero = SHARDINGS[data].is_zero
 
         def find() -> Tensors:
-            job = self.space.alone_on(CANONICAL, recipe, 1)
+            job = self.space.alone_on(CANONICAL, technique, 1)
             try:
                 found = tensors_on_paper(job, self.config)
                 return (zero_tensors_of if is_zero else tensors_of)(job, self.model, found)
             except NotResolved:
                 return NO_TENSORS
 
-        return self._once("tensors", (recipe.base, is_zero), find)
+        return self._once("tensors", (technique.base, is_zero), find)
 
     def epoch(self, job: Job, ranks: int) -> Epoch | None:
         return self._once("epoch", (ranks, job.micro_batch, job.grad_accum), lambda: epoch_of(job, self.lengths))
 
     def frame(self, rig: Rig, setting: Setting) -> RunFrame:
-        recipe, spread, split = setting
+        technique, spread, split = setting
         ranks = ranks_on(self.space.job, rig, spread)
         cards = (rig.gpus, rig.nodes) if spread.light else (1, 1)
-        key = recipe.base, recipe.kernels, spread.data, spread.light, ranks, split, cards
-        return self._once("frame", key, lambda: self._frame(recipe, spread, ranks, split, cards))
+        key = technique.base, technique.kernels, spread.data, spread.light, ranks, split, cards
+        return self._once("frame", key, lambda: self._frame(technique, spread, ranks, split, cards))
 
-    def _frame(self, recipe: Recipe, spread: Spread, ranks: int, split: Split, cards: tuple[int, int]) -> RunFrame:
-        rig, setting = Rig(CANONICAL, ranks, 1, None, None), Setting(recipe, ONE_CARD, split)
+    def _frame(
+        self, technique: Technique, spread: Spread, ranks: int, split: Split, cards: tuple[int, int]
+    ) -> RunFrame:
+        rig, setting = Rig(CANONICAL, ranks, 1, None, None), Setting(technique, ONE_CARD, split)
         job = self.space.job_of(rig, setting)
         parts = job.parallel
         job = replace(job, hardware=replace(job.hardware, gpus=ranks * parts.tensor * parts.pipeline * parts.context))
         epoch = self.epoch(job, ranks)
         typical = epoch or typical_epoch(job, self.lengths)
-        outside = self.outside(recipe, spread._replace(layers=1), cards)
+        outside = self.outside(technique, spread._replace(layers=1), cards)
         fixed = fixed_phases(job, epoch, typical=typical, outside=outside)
         assert fixed is not None, "a plan is of a job whose length is known"
         phases = fixed.seconds(training=fixed.steps * loop_s(job, self.model.layers, host_of(job)))
@@ -215,27 +217,27 @@ class Estimator:
     # floors
 
     def floor_s(
-        self, gpu: str, recipe: Recipe, micro_batch: int, length: int, spread: Spread, *, close: bool
+        self, gpu: str, technique: Technique, micro_batch: int, length: int, spread: Spread, *, close: bool
     ) -> tuple[float, float]:
         """Of the first micro-batch of rows of this length, on one card, and of each later one. A `close` floor of ZeRO
         takes a tape of its own."""
         is_cast = close and spread.sharding.is_zero
-        key = gpu, recipe.work, micro_batch, length, spread, is_cast
+        key = gpu, technique.work, micro_batch, length, spread, is_cast
         return self._once(
-            "floor", key, lambda: self._floor_s(gpus()[gpu], recipe, micro_batch, length, spread, is_cast)
+            "floor", key, lambda: self._floor_s(gpus()[gpu], technique, micro_batch, length, spread, is_cast)
         )
 
     def _floor_s(
-        self, gpu: Gpu, recipe: Recipe, micro_batch: int, length: int, spread: Spread, is_cast: bool
+        self, gpu: Gpu, technique: Technique, micro_batch: int, length: int, spread: Spread, is_cast: bool
     ) -> tuple[float, float]:
-        work = self._work(recipe, micro_batch, length, is_cast)
+        work = self._work(technique, micro_batch, length, is_cast)
         if work is None:
             return 0.0, 0.0
-        copied = copied_of(self.tensors(recipe, spread.data), self.space.job, gpu, spread)
+        copied = copied_of(self.tensors(technique, spread.data), self.space.job, gpu, spread)
         like = REPLICATED if is_cast else spread.data
-        busy_s = work.busy_s(gpu, like, narrow=recipe.matmul_dtype is not None, fused=recipe.compile)
+        busy_s = work.busy_s(gpu, like, narrow=technique.matmul_dtype is not None, fused=technique.compile)
         busy_s += copied.micro_batch_s
-        launched_s = 0.0 if recipe.compile else work.launched_s(like)
+        launched_s = 0.0 if technique.compile else work.launched_s(like)
         return max(busy_s + copied.step_s, launched_s), max(busy_s + copied.later_s, launched_s)
 
     def least_bytes(self, rig: Rig, setting: Setting) -> int:
@@ -245,18 +247,18 @@ class Estimator:
         on them together. Where weights, gradients and state are cut, what else was alive is not (in 16 bits at least);
         under ZeRO it is what is alive on one card whose model was cast as DeepSpeed casts it.
         """
-        (recipe, spread, split), job = setting, self.space.job
-        if recipe.compile or recipe.matmul_dtype is not None:
-            return memory_floor_bytes(self.tensors(recipe, spread.data), job, rig, spread, split.micro_batch)
+        (technique, spread, split), job = setting, self.space.job
+        if technique.compile or technique.matmul_dtype is not None:
+            return memory_floor_bytes(self.tensors(technique, spread.data), job, rig, spread, split.micro_batch)
         is_cast = spread.sharding.is_zero
-        key = recipe, split.micro_batch, is_cast
+        key = technique, split.micro_batch, is_cast
         alone, whole = self._once(
             "alone", key, lambda: self._alone_bytes(*key) if self.bounds_time else (0, NO_TENSORS)
         )
         alone = max(0, alone - BORROWED_BYTES)
         if spread.sharding.is_replicated:
             return alone // spread.layers
-        of = self.tensors(recipe, spread.data)
+        of = self.tensors(technique, spread.data)
         accumulates = split.grad_accum > 1
         floor = memory_floor_bytes(of, job, rig, spread, split.micro_batch, accumulates=accumulates)
         rest = alone - whole.weights - whole.gradients - whole.state
@@ -265,45 +267,47 @@ class Estimator:
         lasting = int(lasting_bytes(of, job, rig, spread)) + whole_gradients_bytes(of, spread, accumulates)
         return max(floor, lasting + (rest if is_cast else rest // 2))
 
-    def _alone_bytes(self, recipe: Recipe, micro_batch: int, is_cast: bool) -> tuple[int, Tensors]:
+    def _alone_bytes(self, technique: Technique, micro_batch: int, is_cast: bool) -> tuple[int, Tensors]:
         """The most that is alive, and what of it lasts."""
 
         def find() -> tuple[int, Tensors]:
-            setting = Setting(recipe, ONE_CARD, Split(micro_batch, 1))
+            setting = Setting(technique, ONE_CARD, Split(micro_batch, 1))
             longest = longest_row(self.space.job, self.lengths)
             try:
-                job = self._job_alone(recipe, micro_batch, is_cast)
+                job = self._job_alone(technique, micro_batch, is_cast)
                 folded = self.fold(ALONE, setting, replace(plain(job), seq_len=longest, lengths=None))
                 whole = tensors_of(job, self.model, tensors_on_paper(job, self.config))
             except TunecastError:
                 return 0, NO_TENSORS
             return replay(folded, allocator_settings("native", ALONE.gpu, folded)).allocated_bytes, whole
 
-        return self._once("alone", (recipe, micro_batch, is_cast), find) if self.bounds_time else (0, NO_TENSORS)
+        return self._once("alone", (technique, micro_batch, is_cast), find) if self.bounds_time else (0, NO_TENSORS)
 
-    def _job_alone(self, recipe: Recipe, micro_batch: int, is_cast: bool) -> Job:
-        job = self.space.alone_on(CANONICAL, recipe, micro_batch)
+    def _job_alone(self, technique: Technique, micro_batch: int, is_cast: bool) -> Job:
+        job = self.space.alone_on(CANONICAL, technique, micro_batch)
         return cast_by_deepspeed(job) if is_cast else job
 
-    def end_s(self, rig: Rig, recipe: Recipe, data: str) -> float:
+    def end_s(self, rig: Rig, technique: Technique, data: str) -> float:
         """Of a step's end, at least."""
         cards, _ = shards_and_copies(SHARDINGS[data], rig.gpus, rig.nodes, self.space.job.parallel.replicate)
 
         def find() -> float:
-            work = self._work(recipe, 1, longest_row(self.space.job, self.lengths), is_cast=False)
+            work = self._work(technique, 1, longest_row(self.space.job, self.lengths), is_cast=False)
             return 0.0 if work is None else work.end_s(rig.gpu, data, cards)
 
-        return self._once("end", (rig.gpu_name, recipe.base, data, cards), find)
+        return self._once("end", (rig.gpu_name, technique.base, data, cards), find)
 
-    def sent(self, recipe: Recipe, rig: Rig, spread: Spread) -> Sent:
+    def sent(self, technique: Technique, rig: Rig, spread: Spread) -> Sent:
         if not self.bounds_time:
             return Sent(0.0, 0.0)
-        key = recipe.base, rig, spread
-        return self._once("sent", key, lambda: sent_of(self.tensors(recipe, spread.data), self.space.job, rig, spread))
+        key = technique.base, rig, spread
+        return self._once(
+            "sent", key, lambda: sent_of(self.tensors(technique, spread.data), self.space.job, rig, spread)
+        )
 
-    def _work(self, recipe: Recipe, micro_batch: int, length: int, is_cast: bool) -> Work | None:
+    def _work(self, technique: Technique, micro_batch: int, length: int, is_cast: bool) -> Work | None:
         def find() -> Work | None:
-            eager = recipe.eager
+            eager = technique.eager
             setting = Setting(eager, ONE_CARD, Split(micro_batch, 1))
             try:
                 job = replace(plain(self._job_alone(eager, micro_batch, is_cast)), seq_len=length, lengths=None)
@@ -312,14 +316,14 @@ class Estimator:
                 return None
             return work_of(next(iter(steps.values())), host_of(job))
 
-        return self._once("work", (recipe.work, micro_batch, length, is_cast), find) if self.bounds_time else None
+        return self._once("work", (technique.work, micro_batch, length, is_cast), find) if self.bounds_time else None
 
     # predictions
 
     def time_run(self, rig: Rig, setting: Setting) -> Timed:
         """Raises what the closed form raises."""
-        recipe, spread, _ = setting
-        outside = self.outside(recipe, spread._replace(layers=1), (rig.gpus, rig.nodes))
+        technique, spread, _ = setting
+        outside = self.outside(technique, spread._replace(layers=1), (rig.gpus, rig.nodes))
         job = self.space.job_of(rig, setting)
         epoch = self.epoch(job, ranks_on(job, rig, spread))
         clock = RunClock(job, self.model, rig.gpu, self.lengths, epoch)
@@ -330,7 +334,7 @@ class Estimator:
             return clock.step_times(runs, folds)
 
         steps = self._once("step times", (rig, _plainly_loaded(setting)), step_times, MOST_FOLDS)
-        evaluation_s = self._once("evaluation", (rig, recipe, spread), clock.evaluation_s)
+        evaluation_s = self._once("evaluation", (rig, technique, spread), clock.evaluation_s)
         mean, whole = clock.run_time(steps, evaluation_s, outside)
         assert whole is not None
         disk = None if outside is None else outside.disk

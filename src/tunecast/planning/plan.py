@@ -251,7 +251,7 @@ class _Planner:
 
     def _disk_bytes(self, found: FittingSetting) -> int | None:
         """None where the job's files are not known."""
-        outside = self.estimator.outside(found.setting.recipe, found.setting.spread._replace(layers=1))
+        outside = self.estimator.outside(found.setting.technique, found.setting.spread._replace(layers=1))
         if outside is None:
             return None
         saved, limit = self.biller.checkpoints(found.timed, found.offer), self.job.run.save_total_limit

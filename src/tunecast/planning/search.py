@@ -1,6 +1,6 @@
 """The search: every setting of every rig is either cut by a proven floor or predicted, so no pick is missed.
 
-    candidates (rig x recipe x spread x split), each with floors of memory, time and cost
+    candidates (rig x technique x spread x split), each with floors of memory, time and cost
       ► what takes long to predict after all else, and ZeRO only where nothing else fits
       ► in order of cost until the cheapest is certain, of time until the fastest is, then what is left
       ► cut where a known choice is at least as cheap and as fast as the floors
@@ -43,7 +43,7 @@ class Candidate(NamedTuple):
     @property
     def tie_order(self) -> tuple[bool, int]:
         """Among those with the same floor: checkpointing last, which is the slower."""
-        return self.setting.recipe.gradient_checkpointing, self.number
+        return self.setting.technique.gradient_checkpointing, self.number
 
 
 class PriceFloor(NamedTuple):
@@ -236,13 +236,13 @@ class Search:
     def _candidates(self, block: SettingGroup, first: int) -> Iterator[Candidate]:
         """Those that pass the floor of memory."""
         rig, job, estimator = block.rig, self.space.job, self.estimator
-        tensors = estimator.tensors(block.recipe, block.spread.data)
+        tensors = estimator.tensors(block.technique, block.spread.data)
         has = self._has_bytes(rig)
         for number, split in enumerate(block.splits):
             needs = memory_floor_bytes(
                 tensors, job, rig, block.spread, split.micro_batch, accumulates=split.grad_accum > 1
             )
-            setting = Setting(block.recipe, block.spread, split)
+            setting = Setting(block.technique, block.spread, split)
             if self.bounds and needs > has:
                 self._note(rig, Need(needs, has, setting, proven=True))
                 continue
@@ -260,11 +260,11 @@ class Search:
     def _without_checkpointing(self, setting: Setting) -> Setting | None:
         """The same without, where that is in the space too. Checkpointing only adds operations: the other's floors
         are this one's, and so is its time; where it fits for sure, this one is of no use."""
-        recipe = setting.recipe
-        if not recipe.gradient_checkpointing:
+        technique = setting.technique
+        if not technique.gradient_checkpointing:
             return None
-        other = recipe._replace(gradient_checkpointing=False)
-        return setting._replace(recipe=other) if other in self.space.recipes else None
+        other = technique._replace(gradient_checkpointing=False)
+        return setting._replace(technique=other) if other in self.space.techniques else None
 
     def _is_worse(self, rig: Rig, without: Setting) -> bool:
         """Whether checkpointing cannot pay, by what is known of the run without it."""
@@ -274,16 +274,16 @@ class Search:
         return known is not None and self._are_cut(rig, known)
 
     def _floors(self, rig: Rig, setting: Setting, *, close: bool = True) -> Floors:
-        (recipe, spread, split), estimator = setting, self.estimator
+        (technique, spread, split), estimator = setting, self.estimator
         frame = estimator.frame(rig, setting)
         first_s = later_s = 0.0
         for length, share in frame.weights:
-            first, later = estimator.floor_s(rig.gpu_name, recipe, split.micro_batch, length, spread, close=close)
+            first, later = estimator.floor_s(rig.gpu_name, technique, split.micro_batch, length, spread, close=close)
             first_s += share * first
             later_s += share * later
-        sent, more = estimator.sent(recipe, rig, spread), split.grad_accum - 1
+        sent, more = estimator.sent(technique, rig, spread), split.grad_accum - 1
         step_s = max(first_s + more * later_s, split.grad_accum * sent.micro_batch_s + sent.step_s)
-        step_s += estimator.end_s(rig, recipe, spread.data) + sent.end_s
+        step_s += estimator.end_s(rig, technique, spread.data) + sent.end_s
         steps_s = frame.steps * frame.last * step_s * self.biller.said.runs
         floors = []
         for price, way in zip(self._prices(rig, frame.weights_bytes), self._ways(rig, setting), strict=True):
@@ -351,7 +351,7 @@ class Search:
         """Of each offer, the setting as its host has the memory for it: loading and saving as they are, or lighter
         where those do not fit; None where nothing does. An offer that does not say how much it has is taken to have as
         little as any such machine that does."""
-        key = rig, setting.recipe.base, setting.spread
+        key = rig, setting.technique.base, setting.spread
         if key not in self._levels:
             needs = [self.estimator.ram_bytes(rig, way) for way in self.space.lighter(setting)]
             self._levels[key] = tuple(

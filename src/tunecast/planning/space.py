@@ -1,7 +1,7 @@
 """What a plan may choose between: machines on one side, settings of the job on the other.
 
     offers ──► rigs (card x cards x machines x links, with the offers that have them)
-    job    ──► recipes (method, rank, dtype, optimizer, checkpointing, kernels, attention)
+    job    ──► techniques (method, rank, dtype, optimizer, checkpointing, kernels, attention)
     both   ──► spreads (ddp, fsdp, hsdp, layers) and splits of the global batch (micro_batch x grad_accum x ranks)
 
 The global batch of the job as written is kept exactly, and so is every field the user wrote, but for the cards (they
@@ -23,7 +23,7 @@ from tunecast.job.shardings import REPLICATED, SHARDINGS, Sharding
 from tunecast.job.stacks import stack_of
 from tunecast.market.offer import Offer
 from tunecast.market.store import bundled
-from tunecast.planning.recipe import Recipe, has_kernels, job_with, recipes_of
+from tunecast.planning.technique import Technique, has_kernels, job_with, techniques_of
 from tunecast.prediction.modelled import require_modelled
 from tunecast.records import NamedTuple, dataclass, field, replace
 from tunecast.tape.build.fill_in import fill_in
@@ -100,7 +100,7 @@ class Split(NamedTuple):
 
 
 class Setting(NamedTuple):
-    recipe: Recipe
+    technique: Technique
     spread: Spread
     split: Split
 
@@ -163,10 +163,10 @@ def _require(names: Sequence[str], known: Collection[str], flag: str) -> None:
 
 @dataclass(frozen=True)
 class SettingGroup:
-    """Every setting of a rig that shares a recipe and a spread: the splits of the batch."""
+    """Every setting of a rig that shares a technique and a spread: the splits of the batch."""
 
     rig: Rig
-    recipe: Recipe
+    technique: Technique
     spread: Spread
     splits: tuple[Split, ...]
 
@@ -183,7 +183,7 @@ class Space:
     alone: tuple[str, ...] = ()
     """Providers whose machines are not known to join."""
     config: Mapping[str, Any] | None = None
-    """Of the model, from which a recipe of another method takes what gets adapters."""
+    """Of the model, from which a technique of another method takes what gets adapters."""
 
     @cached_property
     def global_batch(self) -> int:
@@ -194,17 +194,17 @@ class Space:
         return least_ram_bytes(each for of in self.offers.values() for each in of)
 
     @cached_property
-    def recipes(self) -> tuple[Recipe, ...]:
-        return tuple(recipes_of(self.job, self.freedom))
+    def techniques(self) -> tuple[Technique, ...]:
+        return tuple(techniques_of(self.job, self.freedom))
 
     def blocks(self, rig: Rig) -> Iterator[SettingGroup]:
         """What runs on a rig; what no engine models is not there."""
         for spread in self.spreads(rig):
             splits = self.splits(rig, spread)
             if splits:
-                for recipe in self.recipes:
-                    if has_kernels(rig.gpu, recipe) and self._modelled(rig, recipe, spread, splits[0]):
-                        yield SettingGroup(rig, recipe, spread, splits)
+                for technique in self.techniques:
+                    if has_kernels(rig.gpu, technique) and self._modelled(rig, technique, spread, splits[0]):
+                        yield SettingGroup(rig, technique, spread, splits)
 
     def spreads(self, rig: Rig) -> list[Spread]:
         return list(_spreads(self.job, self.freedom, rig))
@@ -225,8 +225,8 @@ class Space:
 
     def job_of(self, rig: Rig, setting: Setting) -> Job:
         """The user's job on these machines. Raises `UsageError` where its fields contradict."""
-        recipe, spread, split = setting
-        job = self._with_recipe(recipe)
+        technique, spread, split = setting
+        job = self._with_technique(technique)
         return replace(
             job,
             micro_batch=split.micro_batch,
@@ -267,7 +267,7 @@ class Space:
 
     def comes_late(self, block: SettingGroup) -> bool:
         """Whether it is looked at when all others are known: what takes long to predict and is seldom of use."""
-        return self._is_zero(block) or block.recipe != block.recipe._replace(
+        return self._is_zero(block) or block.technique != block.technique._replace(
             compile=self.job.compile, matmul_dtype=self.job.matmul_dtype
         )
 
@@ -283,30 +283,30 @@ class Space:
         plain = setting.spread._replace(sync_each_batch=False)
         return setting._replace(spread=plain) if plain != setting.spread and plain in self.spreads(rig) else None
 
-    def alone_on(self, gpu: str, recipe: Recipe, micro_batch: int) -> Job:
+    def alone_on(self, gpu: str, technique: Technique, micro_batch: int) -> Job:
         """One micro-batch on one such card: what every spread setting does at least."""
-        return self.job_of(Rig(gpu, 1, 1, None, None), Setting(recipe, ONE_CARD, Split(micro_batch, 1)))
+        return self.job_of(Rig(gpu, 1, 1, None, None), Setting(technique, ONE_CARD, Split(micro_batch, 1)))
 
     @cached_property
-    def _jobs(self) -> dict[Recipe, Job]:
+    def _jobs(self) -> dict[Technique, Job]:
         return {}
 
     @cached_property
     def _known(self) -> dict[tuple[object, ...], bool]:
         return {}
 
-    def _with_recipe(self, recipe: Recipe) -> Job:
-        if recipe not in self._jobs:
-            job = job_with(self.job, recipe)
-            self._jobs[recipe] = job if self.config is None else fill_in(job, self.config)
-        return self._jobs[recipe]
+    def _with_technique(self, technique: Technique) -> Job:
+        if technique not in self._jobs:
+            job = job_with(self.job, technique)
+            self._jobs[technique] = job if self.config is None else fill_in(job, self.config)
+        return self._jobs[technique]
 
-    def _modelled(self, rig: Rig, recipe: Recipe, spread: Spread, split: Split) -> bool:
+    def _modelled(self, rig: Rig, technique: Technique, spread: Spread, split: Split) -> bool:
         """Asked once for each kind of rig: the rules look at counts, not at names."""
-        known, key = self._known, (rig.gpus, rig.nodes, recipe, spread)
+        known, key = self._known, (rig.gpus, rig.nodes, technique, spread)
         if key not in known:
             try:
-                require_modelled(self.job_of(rig, Setting(recipe, spread, split)))
+                require_modelled(self.job_of(rig, Setting(technique, spread, split)))
                 known[key] = True
             except UsageError:
                 known[key] = False

@@ -1,4 +1,4 @@
-"""What may be done on a card, whichever it is: the recipes of a job, as far as the user left them open."""
+"""What may be done on a card, whichever it is: the techniques of a job, as far as the user left them open."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LEAST_RANK = 8
 TRIED = tuple(name for name, kind in OPTIMIZERS.items() if kind.is_tried)
 
 
-class Recipe(NamedTuple):
+class Technique(NamedTuple):
     """What is done on a card, whichever it is."""
 
     method: str
@@ -45,23 +45,23 @@ class Recipe(NamedTuple):
     attention: str
 
     @property
-    def base(self) -> Recipe:
-        """What decides all that lies outside the steps: recipes with the same base share it."""
+    def base(self) -> Technique:
+        """What decides all that lies outside the steps: techniques with the same base share it."""
         return self._replace(gradient_checkpointing=False, kernels=(), attention="")
 
     @property
-    def work(self) -> Recipe:
+    def work(self) -> Technique:
         """What decides the arithmetic of a step, whichever kernel attention is."""
         return self._replace(attention="")
 
     @property
-    def eager(self) -> Recipe:
+    def eager(self) -> Technique:
         """The same in the weights' own precision, operation by operation and none of them twice."""
         again = self.gradient_checkpointing and not self.compile
         return self._replace(matmul_dtype=None, compile=False, gradient_checkpointing=again)
 
 
-def recipes_of(job: Job, freedom: Freedom) -> Iterator[Recipe]:
+def techniques_of(job: Job, freedom: Freedom) -> Iterator[Technique]:
     def values(name: str, own: T, others: Sequence[T]) -> list[T]:
         return [own] if freedom.is_fixed(name) else list(dict.fromkeys([own, *others]))
 
@@ -88,7 +88,7 @@ def recipes_of(job: Job, freedom: Freedom) -> Iterator[Recipe]:
         if method != "full" and "lora.rank" in freely:
             ranks += [rank for rank in (ranks[0] // 2, ranks[0] // 4) if rank >= LEAST_RANK]
         for rank in ranks:
-            recipe = Recipe(
+            technique = Technique(
                 method,
                 rank,
                 dtype,
@@ -100,8 +100,8 @@ def recipes_of(job: Job, freedom: Freedom) -> Iterator[Recipe]:
                 fused,
                 attention,
             )
-            if _makes_sense(job, recipe):
-                yield recipe
+            if _makes_sense(job, technique):
+                yield technique
 
 
 def _prepares(job: Job, freedom: Freedom, method: str) -> bool:
@@ -116,45 +116,45 @@ def _rows_are_alike(job: Job) -> bool:
     return job.lengths is None and (not job.data.has_lengths or job.data.packing)
 
 
-def _makes_sense(job: Job, recipe: Recipe) -> bool:
+def _makes_sense(job: Job, technique: Technique) -> bool:
     """What the closed form cannot follow together is not tried: torch.compile, float8 and fused kernels."""
-    is_chosen = (recipe.compile, recipe.matmul_dtype) != (job.compile, job.matmul_dtype)
+    is_chosen = (technique.compile, technique.matmul_dtype) != (job.compile, job.matmul_dtype)
     if is_chosen and (
-        not set(CHOSEN).isdisjoint(recipe.kernels) or (recipe.compile and recipe.matmul_dtype is not None)
+        not set(CHOSEN).isdisjoint(technique.kernels) or (technique.compile and technique.matmul_dtype is not None)
     ):
         return False
     try:
-        job_with(job, recipe)
+        job_with(job, technique)
     except UsageError:
         return False
     return True
 
 
-def job_with(job: Job, recipe: Recipe) -> Job:
-    if recipe.method != job.method:
-        job = with_fields(job, {"method": recipe.method})
-    adapters = job.lora if recipe.method == "full" else replace(job.lora, rank=recipe.rank)
+def job_with(job: Job, technique: Technique) -> Job:
+    if technique.method != job.method:
+        job = with_fields(job, {"method": technique.method})
+    adapters = job.lora if technique.method == "full" else replace(job.lora, rank=technique.rank)
     packed = job.quantization
-    if packed.prepare_kbit != recipe.prepare_kbit:
-        packed = replace(packed, prepare_kbit=recipe.prepare_kbit)
+    if packed.prepare_kbit != technique.prepare_kbit:
+        packed = replace(packed, prepare_kbit=technique.prepare_kbit)
     return replace(
         job,
         lora=adapters,
         quantization=packed,
-        matmul_dtype=recipe.matmul_dtype,
-        compile=recipe.compile,
-        weights_dtype=recipe.weights_dtype,
-        optimizer=recipe.optimizer,
-        gradient_checkpointing=recipe.gradient_checkpointing,
-        kernels=recipe.kernels,
-        attention=recipe.attention,
+        matmul_dtype=technique.matmul_dtype,
+        compile=technique.compile,
+        weights_dtype=technique.weights_dtype,
+        optimizer=technique.optimizer,
+        gradient_checkpointing=technique.gradient_checkpointing,
+        kernels=technique.kernels,
+        attention=technique.attention,
     )
 
 
-def has_kernels(card: Gpu, recipe: Recipe) -> bool:
+def has_kernels(card: Gpu, technique: Technique) -> bool:
     """Whether the card has the kernels."""
-    if recipe.matmul_dtype == "float8" and (card.vendor != "NVIDIA" or card.compute_capability < FLOAT8):
+    if technique.matmul_dtype == "float8" and (card.vendor != "NVIDIA" or card.compute_capability < FLOAT8):
         return False
-    if recipe.attention != "flash_attention_2":
+    if technique.attention != "flash_attention_2":
         return True
     return card.vendor == "NVIDIA" and FLASH[0] <= card.compute_capability <= FLASH[1]
