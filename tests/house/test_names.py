@@ -18,7 +18,7 @@ PUBLIC = {
     "OomExplanation", "OverBudget", "Plan", "Prediction", "ScriptTrace", "TrainingData", "TunecastError",
     "Unsupported", "UsageError", "__version__", "compare", "data",
     "explain_oom", "fit", "gpus", "largest", "models", "nodes", "offers", "plan", "predict",
-    "read", "read_jobs", "trace",
+    "read", "read_jobs", "recipe", "trace",
 }  # fmt: skip
 SCHEMAS = {
     tunecast.Prediction: "tunecast.prediction/1", tunecast.Plan: "tunecast.plan/1", tunecast.Fit: "tunecast.fit/1",

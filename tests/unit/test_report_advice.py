@@ -8,7 +8,7 @@ from tunecast.job.job import Job
 from tunecast.prediction.verdict import Verdict
 from tunecast.report.draw.text import Terminal
 from tunecast.report.run.advice import advice_text
-from tunecast.report.run.spelling import FLAGS, as_flags, with_flags
+from tunecast.report.run.wording import FLAGS, as_flags, with_flags
 from tunecast.units import GIB, MIB
 
 JOB = Job("gpt2")
@@ -35,7 +35,7 @@ def test_a_line_a_change() -> None:
         "  seq_len: 512                   frees 2.00 GiB, may fit then",
         "  micro_batch: 4, grad_accum: 2  frees 1.00 GiB, not enough alone",
     ]
-    assert advice_text(CHANGES, verdict="does not fit", spelling=FLAGS).splitlines()[1:] == [
+    assert advice_text(CHANGES, verdict="does not fit", wording=FLAGS).splitlines()[1:] == [
         "  --gradient-checkpointing        frees 12.29 GiB, fits then",
         "  --kernels liger                 fragments memory less, fits then",
         "  --seq-len 512                   frees 2.00 GiB, may fit then",

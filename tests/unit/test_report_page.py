@@ -30,7 +30,7 @@ from tunecast.report.page.document import Provenance, byline
 from tunecast.report.page.job import PageExtras, timeline_html
 from tunecast.report.page.outside import outside_panel
 from tunecast.report.page.time import stacked_time
-from tunecast.report.run.spelling import FLAGS
+from tunecast.report.run.wording import FIELDS, FLAGS
 from tunecast.units import GIB, MIB
 
 JOB = Job("gpt2")
@@ -134,7 +134,7 @@ def test_the_smallest_gpu_and_the_advice_are_there() -> None:
     assert "What would free memory" in fitting
     assert "fits then" not in fitting and "tunecast fit" not in fitting
     assert "What" not in text(timeline_html(FIGURES, TIMELINE)).partition("Memory over the run")[0]
-    typed = timeline_html(TOO_LARGE, TIMELINE, PageExtras(changes=(change(kernels=["liger"]),), spelling=FLAGS))
+    typed = timeline_html(TOO_LARGE, TIMELINE, PageExtras(changes=(change(kernels=["liger"]),), wording=FLAGS))
     assert "--kernels liger" in typed
 
 
@@ -246,7 +246,7 @@ def test_the_command_is_told_without_its_secrets() -> None:
 def test_nothing_beside_becomes_markup() -> None:
     made = Provenance(EVIL, EVIL, date(2026, 11, 16), EVIL, EVIL)
     tried = Change({EVIL: EVIL}, JOB, GIB, "fits")
-    beside = PageExtras(made, None, OUTSIDE, (tried,), EVIL, False, (EVIL,), EVIL, (EVIL,), (EVIL,), EVIL)
+    beside = PageExtras(made, None, OUTSIDE, (tried,), EVIL, FIELDS, (EVIL,), EVIL, (EVIL,), (EVIL,), EVIL)
     figures = replace(TOO_LARGE, least_card=LeastCard(EVIL, GIB, measured=False), warnings=(EVIL,))
     page = timeline_html(figures, TIMELINE, beside)
     assert not [name for name in Words(page).attributes if name.startswith("on")]

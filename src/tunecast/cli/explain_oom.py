@@ -20,7 +20,7 @@ from tunecast.errors import NotResolved, UsageError
 from tunecast.job.flags import COMMON, add_job_flags, overrides_from
 from tunecast.job.readers import FORMATS
 from tunecast.report.lists.oom import oom_text
-from tunecast.report.run.spelling import spelling_of
+from tunecast.report.run.wording import wording_of
 from tunecast.units import MIB, gib
 
 USAGE = "tunecast explain-oom [JOB] [train.log] [options]"
@@ -68,7 +68,7 @@ def run(argv: Sequence[str]) -> int:
     job = None if source is None else read(source, overrides)
     with open_log(log) as stream, counting_seconds(f"predicting {source}") as tick:
         found = explain_oom(pieces(stream), job, name=log, tick=tick, **engine_from(arguments))
-    print_answer(found, arguments, partial(oom_text, found, spelling=spelling_of(source)))
+    print_answer(found, arguments, partial(oom_text, found, wording=wording_of(source)))
     return 0
 
 

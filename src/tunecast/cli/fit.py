@@ -19,7 +19,7 @@ from tunecast.planning.fit.patch import Patch, write
 from tunecast.planning.fit.solution import Fit, Solution
 from tunecast.report.lists.fit import fit_short, fit_text
 from tunecast.report.run.job import title_of
-from tunecast.report.run.spelling import as_flags, in_yaml, spelling_of
+from tunecast.report.run.wording import as_flags, in_yaml, wording_of
 
 USAGE = "tunecast fit JOB [options]"
 DESCRIPTION = """\
@@ -79,15 +79,15 @@ def run(argv: Sequence[str]) -> int:
     with counting_seconds(f"trying changes to {job.id or job.model}") as tick:
         found = fit(source, flags, allow=allow, calibrated=not arguments.no_calibration, tick=tick)
     say_problems(found.problems)
-    chosen, spelling = found.chosen, spelling_of(source)
+    chosen, wording = found.chosen, wording_of(source)
     if wants_file is not None:
         apply_changes(found, source, allow, writing=arguments.write)
         if chosen is not None and (over := winning_flags(chosen, flags)):
             print(f"tunecast: leave out {over}, which would win over the file", file=sys.stderr)
     else:
         steps = printable_lines(how_to(chosen, found.file_patch, source, winning_flags(chosen, flags)))
-        text = partial(fit_text, found, title_of(job), steps, spelling=spelling, details=arguments.details)
-        print_answer(found, arguments, text, partial(fit_short, found, title_of(job), spelling=spelling))
+        text = partial(fit_text, found, title_of(job), steps, wording=wording, details=arguments.details)
+        print_answer(found, arguments, text, partial(fit_short, found, title_of(job), wording=wording))
     return 0 if found.fits else DoesNotFit.exit_code
 
 

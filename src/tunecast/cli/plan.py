@@ -146,9 +146,9 @@ def print_plan(plan: Plan, arguments: argparse.Namespace) -> None:
     if not (arguments.json or plan.choices):
         return
     from tunecast.report.plan.text import short, text
-    from tunecast.report.run.spelling import spelling_of
+    from tunecast.report.run.wording import wording_of
 
-    as_text = partial(text, plan, details=arguments.details, spelling=spelling_of(arguments.source))
+    as_text = partial(text, plan, details=arguments.details, wording=wording_of(arguments.source))
     print_answer(plan, arguments, as_text, partial(short, plan))
 
 

@@ -209,7 +209,7 @@ def report_on(prediction: Prediction, name: str, source: str, options: PredictOp
     from tunecast.cli.asking import counting_seconds
     from tunecast.door.suggestions import rent_of_run, suggestions
     from tunecast.report.run.job import JobReport
-    from tunecast.report.run.spelling import spelling_of
+    from tunecast.report.run.wording import wording_of
 
     tried, traced = NO_SUGGESTIONS, prediction.engine == "traced"
     advice = options.advice and not traced  # a traced change takes as long as the job itself
@@ -222,7 +222,7 @@ def report_on(prediction: Prediction, name: str, source: str, options: PredictOp
         rent_of_run(prediction) if priced else None,
         tried,
         fit_command(source, options) if advice else "",
-        spelling=spelling_of(source),
+        wording=wording_of(source),
         with_blocks=options.details or traced or options.html is not None,
     )
 
@@ -254,6 +254,6 @@ def fit_command(source: str, options: PredictOptions) -> str:
         return ""
     import shlex
 
-    from tunecast.report.run.spelling import as_flags
+    from tunecast.report.run.wording import as_flags
 
     return " ".join(filter(None, ["tunecast fit", shlex.quote(source), as_flags(options.overrides)]))

@@ -21,7 +21,6 @@ objective.py    Which choices of a front are the answers, and why each and not t
 plan.py         A plan from a job and offers: searched, picked, explained
 price.py        What a job costs on its own hardware: the cheapest offer of exactly these machines that a plan would
                 pick unasked
-technique.py       What may be done on a card, whichever it is: the techniques of a job, as far as the user left them open
 savings.py      What of a choice's cost can be avoided: the same bill with a phase less, or with a setting that was
                 not searched
 search.py       The search: every setting of every rig is either cut by a proven floor or predicted, so no pick is
@@ -29,6 +28,8 @@ search.py       The search: every setting of every rig is either cut by a proven
 space.py        What a plan may choose between: machines on one side, settings of the job on the other
 taken.py        What a plan's job does not say, and what other values would change on the machine the answer begins
                 with
+technique.py    What may be done on a card, whichever it is: the techniques of a job, as far as the user left
+                them open
 fit/            the smallest changes that make a job fit a card
 """
 

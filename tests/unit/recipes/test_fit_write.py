@@ -7,7 +7,7 @@ from pathlib import Path
 import tunecast
 from tunecast.advise.changes import with_fields
 from tunecast.planning.fit.patch import patch_of
-from tunecast.report.run.spelling import spelling_of
+from tunecast.report.run.wording import wording_of
 
 AXOLOTL = """\
 # mine
@@ -71,26 +71,26 @@ def test_what_has_no_word_is_not_written(tmp_path: Path) -> None:
 def test_changes_are_said_in_the_words_of_the_file(tmp_path: Path) -> None:
     path = tmp_path / "a.yml"
     path.write_text(AXOLOTL)
-    spelling = spelling_of(str(path))
-    assert spelling.change({"grad_accum": 4, "lora.rank": 8}) == "gradient_accumulation_steps: 4, lora_r: 8"
-    assert spelling.sentence("set hardware.gpus") == "set --gpus"
+    wording = wording_of(str(path))
+    assert wording.change({"grad_accum": 4, "lora.rank": 8}) == "gradient_accumulation_steps: 4, lora_r: 8"
+    assert wording.sentence("set hardware.gpus") == "set --gpus"
 
 
 def test_what_the_file_has_no_words_for_is_a_flag(tmp_path: Path) -> None:
     path = tmp_path / "a.yml"
     path.write_text(AXOLOTL)
-    assert spelling_of(str(path)).change({"hardware.gpu": "h100-sxm-80gb"}) == "--gpu h100-sxm-80gb"
+    assert wording_of(str(path)).change({"hardware.gpu": "h100-sxm-80gb"}) == "--gpu h100-sxm-80gb"
 
 
 def test_words_that_would_say_something_else_are_not_used(tmp_path: Path) -> None:
     """Packed, Axolotl makes one row of all the rows of a micro-batch: no key says two such rows."""
     path = tmp_path / "a.yml"
     path.write_text(f"{AXOLOTL}sample_packing: true\nflash_attention: true\n")
-    assert spelling_of(str(path)).change({"micro_batch": 2}) == "--micro-batch 2"
+    assert wording_of(str(path)).change({"micro_batch": 2}) == "--micro-batch 2"
 
 
 def test_a_job_file_and_a_model_are_said_as_ever(tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
     path.write_text("model: gpt2\n")
-    assert spelling_of(str(path)).change({"micro_batch": 2}) == "micro_batch: 2"
-    assert spelling_of("gpt2").change({"micro_batch": 2}) == "--micro-batch 2"
+    assert wording_of(str(path)).change({"micro_batch": 2}) == "micro_batch: 2"
+    assert wording_of("gpt2").change({"micro_batch": 2}) == "--micro-batch 2"

@@ -61,7 +61,7 @@ def patch_of(path: Path, overrides: Overrides, wanted: Job, flags: Overrides) ->
     return Patch(path, before, after)
 
 
-def is_wanted(read: Read, wanted: Job, changed: Overrides) -> bool:
+def is_wanted(read: ReadBack, wanted: Job, changed: Overrides) -> bool:
     """Whether it is that job, once both have what their stack and model decide. What the framework itself takes for
     what its file does not say may follow from what was changed; in which order kernels are named says nothing."""
     if read.job == wanted:
@@ -86,13 +86,13 @@ def in_its_words(path: Path, overrides: Overrides) -> Overrides:
     return words
 
 
-class Read(NamedTuple):
+class ReadBack(NamedTuple):
     job: Job
     assumed: frozenset[str]
     """Fields that a trainer's file does not say."""
 
 
-def _read(path: Path, text: str, flags: Overrides) -> Read | None:
+def _read(path: Path, text: str, flags: Overrides) -> ReadBack | None:
     """As the file's own folder would have it, where ./model is looked for."""
     try:
         with tempfile.TemporaryDirectory() as folder:
@@ -104,7 +104,7 @@ def _read(path: Path, text: str, flags: Overrides) -> Read | None:
         return None
     if len(jobs) != 1 or not isinstance(jobs[0], Job):
         return None
-    return Read(_moved(jobs[0], folder, str(path.parent)), frozenset(recipe.assumed if recipe else ()))
+    return ReadBack(_moved(jobs[0], folder, str(path.parent)), frozenset(recipe.assumed if recipe else ()))
 
 
 def _moved(job: Job, here: str, there: str) -> Job:

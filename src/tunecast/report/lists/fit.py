@@ -16,9 +16,9 @@ from tunecast.report.draw.text import DEFAULT, Terminal, wrapped
 from tunecast.report.plan.price import cost_words
 from tunecast.report.plan.words import hourly, seller
 from tunecast.report.run.advice import EFFECTS
-from tunecast.report.run.spelling import FLAGS, Spelling
 from tunecast.report.run.time import duration
 from tunecast.report.run.verdict import STYLES
+from tunecast.report.run.wording import FLAGS, Wording
 from tunecast.tape.build.sharding.scheme import rows_per_step
 from tunecast.units import GIB, gib, percent
 
@@ -34,13 +34,13 @@ MOST_ROWS = 3
 """Of each list, unless details are asked for."""
 
 
-def fit_short(found: Fit, title: str, *, spelling: Spelling = FLAGS) -> str:
+def fit_short(found: Fit, title: str, *, wording: Wording = FLAGS) -> str:
     """One line: the verdict, and what to do."""
     before, chosen = found.before, found.chosen
     parts = [f"{shown(title)}: {before.room.verdict}, {_needs(before)}"]
     if chosen is not None:
         verb = "faster with" if found.faster else f"{chosen.room.verdict} with"
-        what = spelling.change(chosen.overrides)
+        what = wording.change(chosen.overrides)
         parts.append(f"{verb} {what}: {_needs(chosen)}, {_time(chosen.more_time_fraction)}{_ram(chosen)}")
     elif found.faster:
         parts.append("nothing harmless makes it 2 % faster")
@@ -57,16 +57,16 @@ def fit_text(
     how_to: str,
     terminal: Terminal = DEFAULT,
     *,
-    spelling: Spelling = FLAGS,
+    wording: Wording = FLAGS,
     details: bool = False,
 ) -> str:
     """`how_to`: the patch, or the flags to add."""
-    words = _Words(terminal, spelling, details)
+    words = _Words(terminal, wording, details)
     parts = ["\n".join([terminal.paint(shown(title), "bold"), *words.before(found.before)])]
     chosen = found.chosen
     if chosen is not None:
         parts.append(words.chosen(found, chosen))
-        parts += [how_to.rstrip("\n")] if spelling.is_typed and how_to else []
+        parts += [how_to.rstrip("\n")] if wording.is_typed and how_to else []
     elif found.faster:
         parts.append("Nothing that keeps the mathematics and still fits makes it 2 % faster or more.")
     elif found.before.room.fits:
@@ -79,7 +79,7 @@ def fit_text(
         words.offered(found),
         words.larger_cards(found.would_do, has_other=bool(found.elsewhere)),
         words.elsewhere(found),
-        how_to.rstrip("\n") if chosen is not None and not spelling.is_typed else "",
+        how_to.rstrip("\n") if chosen is not None and not wording.is_typed else "",
     ]
     return terminal.plain("\n\n".join(filter(None, parts))) + "\n"
 
@@ -87,11 +87,11 @@ def fit_text(
 class _Words:
     """How it is said: how wide, in which words, and how much of it."""
 
-    def __init__(self, terminal: Terminal, spelling: Spelling, details: bool) -> None:
-        self.terminal, self.spelling, self.details = terminal, spelling, details
+    def __init__(self, terminal: Terminal, wording: Wording, details: bool) -> None:
+        self.terminal, self.wording, self.details = terminal, wording, details
 
     def spelled(self, overrides: Overrides) -> str:
-        return self.spelling.change(overrides)
+        return self.wording.change(overrides)
 
     def section(self, title: str, rows: Sequence[tuple[str, str]], notes: Sequence[str] = ()) -> str:
         """'' without rows."""

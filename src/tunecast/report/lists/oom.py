@@ -14,18 +14,18 @@ from tunecast.report.draw.columns import columns
 from tunecast.report.draw.figures import shown
 from tunecast.report.draw.text import DEFAULT, Terminal, when, words, wrapped
 from tunecast.report.run.advice import effect_words
-from tunecast.report.run.spelling import FIELDS, Spelling
+from tunecast.report.run.wording import FIELDS, Wording
 from tunecast.units import gib
 
 
-def oom_text(told: OomExplanation, terminal: Terminal = DEFAULT, *, spelling: Spelling = FIELDS) -> str:
+def oom_text(told: OomExplanation, terminal: Terminal = DEFAULT, *, wording: Wording = FIELDS) -> str:
     lines = [_headline(told, terminal)]
     if told.filling is not None:
         lines += ["", terminal.paint("What filled the card", "bold"), *_filling_lines(told, told.filling)]
     if told.prediction is not None:
         title = terminal.paint("The job, predicted", "bold")
         lines += ["", title, *_prediction_lines(told, told.prediction, terminal)]
-    advice = _advice_lines(told, terminal, spelling)
+    advice = _advice_lines(told, terminal, wording)
     lines += ["", terminal.paint("What to change, most effective first", "bold"), *advice]
     return terminal.plain("\n".join(lines)) + "\n"
 
@@ -109,13 +109,13 @@ def _roles(breakdown: Mapping[str, int]) -> dict[str, int]:
     return {part: nbytes for part, nbytes in breakdown.items() if part not in rest}
 
 
-def _advice_lines(told: OomExplanation, terminal: Terminal, spelling: Spelling) -> list[str]:
+def _advice_lines(told: OomExplanation, terminal: Terminal, wording: Wording) -> list[str]:
     lines: list[str] = []
     for number, each in enumerate(told.advice, start=1):
         enough = _enough(each, told.prediction)
         lines += _wrapped(f"{each.what}{enough}", f"  {number}. ", terminal)
         changes = (told.changes or ()) if each.training else ()
-        lines += _change_lines(changes, spelling) if changes else _wrapped(each.how, "     ", terminal)
+        lines += _change_lines(changes, wording) if changes else _wrapped(each.how, "     ", terminal)
     return lines
 
 
@@ -130,8 +130,8 @@ def _enough(advice: Advice, prediction: Prediction | None) -> str:
     )
 
 
-def _change_lines(changes: Sequence[Change], spelling: Spelling) -> list[str]:
-    rows = [(spelling.change(each.overrides), effect_words(each, "does not fit")) for each in changes]
+def _change_lines(changes: Sequence[Change], wording: Wording) -> list[str]:
+    rows = [(wording.change(each.overrides), effect_words(each, "does not fit")) for each in changes]
     return columns(rows, left=(0, 1), indent="     ")
 
 

@@ -9,13 +9,13 @@ from tunecast.prediction.verdict import Verdict
 from tunecast.report.page.document import panel
 from tunecast.report.page.markup import Markup, copyable, tag
 from tunecast.report.run.advice import FREES, TITLE, effect_words
-from tunecast.report.run.spelling import Spelling
 from tunecast.report.run.unstated import TITLE as TAKEN
+from tunecast.report.run.wording import Wording
 
 
-def advice_panel(changes: Sequence[Change], command: str, verdict: Verdict | None, *, spelling: Spelling) -> Markup:
+def advice_panel(changes: Sequence[Change], command: str, verdict: Verdict | None, *, wording: Wording) -> Markup:
     """`command`: what finds the smallest set of changes after which the job fits; '' where it cannot be told."""
-    rows = [_row(change, verdict, spelling) for change in changes]
+    rows = [_row(change, verdict, wording) for change in changes]
     parts = [tag("table", tag("tbody", *rows), class_="blocks changes")] if rows else []
     if command and verdict in ("may not fit", "does not fit"):
         parts += [
@@ -25,12 +25,12 @@ def advice_panel(changes: Sequence[Change], command: str, verdict: Verdict | Non
     return panel(FREES if verdict == "fits" else TITLE, *parts)
 
 
-def _row(change: Change, verdict: Verdict | None, spelling: Spelling) -> Markup:
+def _row(change: Change, verdict: Verdict | None, wording: Wording) -> Markup:
     frees, _, then = effect_words(change, verdict or "fits").partition(", ")
     style = "pill good" if change.verdict == "fits" else "pill plain"
     return tag(
         "tr",
-        tag("td", spelling.change(change.overrides), class_="mono"),
+        tag("td", wording.change(change.overrides), class_="mono"),
         tag("td", frees, class_="number"),
         tag("td", tag("span", then, class_=style) if then else Markup()),
     )

@@ -21,7 +21,7 @@ from tunecast.report.page.markup import Markup, breakable, cell, joined, table, 
 from tunecast.report.page.outside import outside_panel
 from tunecast.report.page.time import time_panel
 from tunecast.report.page.verdict import header, verdict_panel
-from tunecast.report.run.spelling import FIELDS, Spelling
+from tunecast.report.run.wording import FIELDS, Wording
 from tunecast.units import gib
 
 GUESSED = "An estimate: this was guessed or could not be traced"
@@ -40,7 +40,7 @@ class PageExtras:
     """The best of each kind, each predicted."""
     fit_command: str = ""
     """What finds the smallest set of changes."""
-    spelling: Spelling = FIELDS
+    wording: Wording = FIELDS
     """The job was given by flags, not by a file: so are changes to it."""
     taken: tuple[str, ...] = ()
     """What the job does not say, and what other values of it would change."""
@@ -63,7 +63,7 @@ def timeline_html(figures: Figures, timeline: Timeline, beside: PageExtras | Non
         header(figures, beside.made),
         verdict_panel(figures, beside.remarks, beside.warnings, beside.trust),
         taken_panel(beside.taken, beside.cost),
-        advice_panel(beside.changes, beside.fit_command, figures.verdict, spelling=beside.spelling),
+        advice_panel(beside.changes, beside.fit_command, figures.verdict, wording=beside.wording),
         chart(figures, drawn),
         tag("div", _composition(figures), _modules(figures), class_="halves"),
         Markup() if said is None else time_panel(said.time, said.utilization, said.energy, fits=said.fits),

@@ -24,9 +24,9 @@ from tunecast.report.lists.fit import effect_words, state_words
 from tunecast.report.lists.largest import most_words, settings_words
 from tunecast.report.page.markup import Markup, joined, lines, tag
 from tunecast.report.plan.words import amount, cost_and_range, headline, offer_name, picks, time_and_range
-from tunecast.report.run.spelling import in_yaml
 from tunecast.report.run.time import duration, span
 from tunecast.report.run.verdict import STYLES, phrase_of
+from tunecast.report.run.wording import in_yaml
 from tunecast.units import gib, percent
 
 COLOURS = {"good": "#1a7f37", "warn": "#9a6700", "bad": "#cf222e"}

@@ -17,8 +17,8 @@ from tunecast.report.plan import notes, words
 from tunecast.report.plan.arguments import arguments, launcher
 from tunecast.report.plan.plot import PlotPoint, plot, points
 from tunecast.report.plan.words import Pick
-from tunecast.report.run.spelling import FIELDS, Spelling
 from tunecast.report.run.unstated import taken_text
+from tunecast.report.run.wording import FIELDS, Wording
 from tunecast.units import percent
 
 LEVELS = {
@@ -44,7 +44,7 @@ SPOKEN = ("billed", "per run", "per epoch", "energy")
 
 class How(NamedTuple):
     details: bool
-    spelling: Spelling
+    wording: Wording
 
 
 def short(plan: Plan) -> str:
@@ -52,9 +52,9 @@ def short(plan: Plan) -> str:
     return f"{words.headline(plan)}\n"
 
 
-def text(plan: Plan, terminal: Terminal, *, details: bool = False, spelling: Spelling = FIELDS) -> str:
+def text(plan: Plan, terminal: Terminal, *, details: bool = False, wording: Wording = FIELDS) -> str:
     """The whole answer, ending with a newline."""
-    how = How(details, spelling)
+    how = How(details, wording)
     chosen = words.picks(plan)
     parts = [_headline(plan, chosen, terminal)]
     if chosen:
@@ -136,7 +136,7 @@ def _stacked(plan: Plan, chosen: Sequence[Pick], terminal: Terminal, how: How) -
 
 def _settings(choice: Choice, money: Money, terminal: Terminal, how: How, why: bool) -> list[str]:
     """What to set, what may go wrong; and `why` it was picked."""
-    changed = words.changes(choice, how.spelling)
+    changed = words.changes(choice, how.wording)
     joined = ", ".join(changed)
     sentences = [f"set {joined}" if changed else "with the job's settings unchanged"]
     sentences += [choice.why] if why else []

@@ -11,8 +11,8 @@ from tunecast.planning.constraints import unreachable
 from tunecast.records import NamedTuple
 from tunecast.report.draw.adapters import adapters_words
 from tunecast.report.draw.figures import shown
-from tunecast.report.run.spelling import FIELDS, Spelling
 from tunecast.report.run.time import PHASES, duration, span
+from tunecast.report.run.wording import FIELDS, Wording
 from tunecast.units import GIB, digits, percent
 
 UNPLACED = "country not known"
@@ -259,9 +259,9 @@ def room(choice: Choice) -> RoomCells:
     )
 
 
-def changes(choice: Choice, spelling: Spelling = FIELDS) -> list[str]:
+def changes(choice: Choice, wording: Wording = FIELDS) -> list[str]:
     """What differs from the user's job, as its file has it or as it is typed, but for the machine itself."""
-    return [spelling.change({name: _plain(v)}) for name, v in choice.changes.items() if name not in RENTED]
+    return [wording.change({name: _plain(v)}) for name, v in choice.changes.items() if name not in RENTED]
 
 
 def _plain(value: object) -> object:

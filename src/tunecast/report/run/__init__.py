@@ -11,7 +11,7 @@ on_card.py   A run on a card, however its tape was made, as the plain values tha
 outside.py   What a run needs outside its step, for the terminal: a section of the report of `tunecast predict`
 snapshot.py  The run as `torch.cuda.memory._dump_snapshot` would have saved it, for PyTorch's viewer
              (pytorch.org/memory_viz)
-spelling.py  How a change to a job is said: as flags, as fields of its file, or in the words of the trainer whose file
+wording.py  How a change to a job is said: as flags, as fields of its file, or in the words of the trainer whose file
              it is
 time.py      How long a job takes, for the terminal: a section of the report of `tunecast predict`
 unstated.py  What a job does not say, what was taken for it, and what another value would change

@@ -9,7 +9,7 @@ from tunecast.prediction.verdict import Verdict
 from tunecast.report.draw.columns import columns
 from tunecast.report.draw.figures import shown
 from tunecast.report.draw.text import DEFAULT, Terminal, wrapped
-from tunecast.report.run.spelling import FIELDS, Spelling
+from tunecast.report.run.wording import FIELDS, Wording
 from tunecast.units import gib
 
 TITLE, FREES, FASTER = "What to change first", "What would free memory", "What would make it faster"
@@ -28,13 +28,13 @@ def advice_text(
     *,
     verdict: Verdict,
     fit: str = "",
-    spelling: Spelling = FIELDS,
+    wording: Wording = FIELDS,
 ) -> str:
     """`--gradient-checkpointing   frees 12.30 GiB, fits then`. '' where nothing helps and nothing is to be asked.
 
     `fit`: the command that searches for changes together.
     """
-    rows = [(spelling.change(change.overrides), effect_words(change, verdict)) for change in changes]
+    rows = [(wording.change(change.overrides), effect_words(change, verdict)) for change in changes]
     lines = columns(rows, left=(0, 1))
     if lines and max(map(len, lines)) > terminal.width:
         lines = [line for what, effect in rows for line in (f"  {what}", f"      {effect}")]

@@ -24,10 +24,10 @@ from tunecast.report.run.answer import Sections, answer_text, details_text
 from tunecast.report.run.evidence import trust
 from tunecast.report.run.on_card import run_figures
 from tunecast.report.run.outside import host_text, outside_text, outside_warnings
-from tunecast.report.run.spelling import FIELDS, Spelling
 from tunecast.report.run.time import host_words, time_text
 from tunecast.report.run.unstated import taken_lines, taken_text
 from tunecast.report.run.verdict import short_line
+from tunecast.report.run.wording import FIELDS, Wording
 from tunecast.tape.build.sharding.scheme import ranks_of
 from tunecast.units import gib
 
@@ -43,7 +43,7 @@ class JobReport(NamedTuple):
     suggestions: Suggestions = NO_SUGGESTIONS
     fit_command: str = ""
     """What finds the smallest set of changes; '' where nothing of the kind is to be said."""
-    spelling: Spelling = FIELDS
+    wording: Wording = FIELDS
     """Of changes to it."""
     with_blocks: bool = False
     """Modules and the largest blocks of the peak are shown: the tape is written out for them."""
@@ -52,7 +52,7 @@ class JobReport(NamedTuple):
     def figures(self) -> Figures:
         found, title = self.prediction, title_of(self.prediction.job)
         figures = run_figures(found, title, details=self.with_blocks, least_card=smallest_card(found))
-        spell = self.spelling.sentence
+        spell = self.wording.sentence
         assumed, warned = (tuple(map(spell, lines)) for lines in (figures.assumptions, figures.warnings))
         return replace(figures, assumptions=assumed, warnings=warned)
 
@@ -70,8 +70,8 @@ class JobReport(NamedTuple):
         found, on_card, job, tried = self.prediction, self.prediction.on_card, self.prediction.job, self.suggestions
         roomy = on_card.verdict == "fits" and on_card.room.needs_bytes < ROOMY * on_card.capacity_bytes
         changes = () if roomy and not details else tried.changes
-        amount = "--samples N or --tokens N" if self.spelling.by_flags else "data.samples or data.tokens"
-        say = self.spelling.sentence
+        amount = "--samples N or --tokens N" if self.wording.by_flags else "data.samples or data.tokens"
+        say = self.wording.sentence
         each = " per machine" if job.hardware.nodes > 1 else ""
         needs = "".join(f"{words.removeprefix('host ')}{each}" for words in host_words(found.utilization))
         links = [] if on_card.cluster is None else [f"links: {say(words)}" for words in on_card.cluster.assumptions]
@@ -91,9 +91,7 @@ class JobReport(NamedTuple):
             ),
             cost=self.cost(),
             host=host_text(found.outside, needs, terminal, links=links),
-            advice=advice_text(
-                changes, terminal, verdict=on_card.verdict, fit=self.fit_command, spelling=self.spelling
-            ),
+            advice=advice_text(changes, terminal, verdict=on_card.verdict, fit=self.fit_command, wording=self.wording),
             outside="" if found.outside is None else outside_text(found.outside, terminal),
             trust=self.trust(),
         )
@@ -107,7 +105,7 @@ class JobReport(NamedTuple):
             found.outside,
             tuple(tried.changes),
             fit_command,
-            self.spelling,
+            self.wording,
             tuple(taken_lines(tried.unstated, tried.effects, found.on_card.verdict)),
             self.cost(),
             tuple(self.remarks()),
@@ -125,7 +123,7 @@ class JobReport(NamedTuple):
         if found.outside is None or not found.fits:
             return []
         evaluates = found.job.run.eval_strategy != "no"
-        return outside_warnings(found.outside, found.capacity_bytes, evaluates=evaluates, spelling=self.spelling)
+        return outside_warnings(found.outside, found.capacity_bytes, evaluates=evaluates, wording=self.wording)
 
     def trust(self) -> str:
         found, on_card = self.prediction, self.prediction.on_card

@@ -10,7 +10,7 @@ from tunecast.prediction.outside.saving import Disk, Resuming
 from tunecast.records import NamedTuple
 from tunecast.report.draw.columns import columns
 from tunecast.report.draw.text import DEFAULT, Terminal, wrapped
-from tunecast.report.run.spelling import Spelling
+from tunecast.report.run.wording import Wording
 from tunecast.units import MIB, gib
 
 TITLE = "Outside the step"
@@ -129,7 +129,7 @@ def _checkpoint(space: Disk) -> str:
     return f"checkpoint: weights {gib(space.weights_bytes)}, optimizer {gib(space.optimizer_bytes)}; {_disk(space)}"
 
 
-def outside_warnings(said: Outside, capacity_bytes: int, *, evaluates: bool, spelling: Spelling) -> list[str]:
+def outside_warnings(said: Outside, capacity_bytes: int, *, evaluates: bool, wording: Wording) -> list[str]:
     """What runs out of memory before or between the steps of a run that fits, and what to change.
 
     `capacity_bytes`: what PyTorch can use.
@@ -143,7 +143,7 @@ def outside_warnings(said: Outside, capacity_bytes: int, *, evaluates: bool, spe
     if held.card_allocated_bytes > capacity_bytes:
         needs = f"{held.batch} x {held.seq_len:,} tokens take {gib(held.card_allocated_bytes)} of {gib(capacity_bytes)}"
         batch = _evaluation_batch(held, capacity_bytes)
-        fix = f"{spelling.change({'run.eval_batch': batch})} fits" if batch else "no batch is small enough"
+        fix = f"{wording.change({'run.eval_batch': batch})} fits" if batch else "no batch is small enough"
         what = (
             "evaluation runs out of memory"
             if evaluates

@@ -17,7 +17,7 @@ _FIELD = re.compile(r"\b([a-z]+\.[a-z_0-9]+)((?:: (?=[\w-]))?)")
 """A field of a section, with the colon before its value."""
 
 
-class Spelling(NamedTuple):
+class Wording(NamedTuple):
     change: Callable[[Mapping[str, object]], str]
     by_flags: bool
     """What else is asked for is typed as flags."""
@@ -51,11 +51,11 @@ def as_flags(overrides: Mapping[str, object]) -> str:
     return " ".join(words)
 
 
-FIELDS = Spelling(in_yaml, by_flags=False)
-FLAGS = Spelling(as_flags, by_flags=True)
+FIELDS = Wording(in_yaml, by_flags=False)
+FLAGS = Wording(as_flags, by_flags=True)
 
 
-def spelling_of(source: str | None) -> Spelling:
+def wording_of(source: str | None) -> Wording:
     """For a job that was given so. `source`: the model or file that holds it alone; nothing: one of several."""
     if not source:
         return FIELDS
@@ -72,7 +72,7 @@ def spelling_of(source: str | None) -> Spelling:
         return FIELDS
     from tunecast.job.recipes.own_words import own_words
 
-    return Spelling(partial(_in_own_words, partial(own_words, Path(source), recipe)), by_flags=True)
+    return Wording(partial(_in_own_words, partial(own_words, Path(source), recipe)), by_flags=True)
 
 
 def _in_own_words(
