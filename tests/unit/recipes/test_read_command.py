@@ -80,3 +80,9 @@ def test_what_is_no_training_is_refused(file: Path, capsys: pytest.CaptureFixtur
     file.write_text(text)
     assert main(["read", "own.yaml"]) == 2
     assert told in capsys.readouterr().err
+
+
+def test_data_that_is_elsewhere_is_told(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = printed(capsys, "own.yaml")
+    assert "Data not read: own/data. Rows count as full" in text
+    assert "datasets.0.path" not in text

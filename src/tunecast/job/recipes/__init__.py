@@ -1,11 +1,13 @@
 """The files people already train with, as jobs. A file is recognised by what it holds, and never executed.
 
 A new framework is one file in frameworks/ with NAME, RELEASE, `recognises(document)` and `read(draft, request)`, and
-its name in `FRAMEWORKS`; one that is called by a command also has `invocation(words)`.
+its name in `FRAMEWORKS`; one that is called by a command also has `invocation(words)`, one that names training data
+`DATA`.
 
 cards.py        What follows from how many cards there are: the launcher may say it, or the user, after the file was
                 read
 commands.py     The commands of a shell script, as far as its text tells them
+data_sets.py    The training data that a file names, where it is at hand: its lengths are then counted, not assumed
 document.py     A file as a trainer wrote it: what it holds, and on which line
 draft.py        A recipe in the making: a reader takes keys one by one, and what it leaves is reported
 huggingface.py  Keys of transformers' TrainingArguments, TRL's SFTConfig and ModelConfig, wherever they stand
@@ -35,6 +37,7 @@ from tunecast import __version__
 from tunecast.errors import TunecastError, Unsupported, UsageError
 from tunecast.job.job import all_knobs, sections
 from tunecast.job.readers.bounds import MOST_YAML_BYTES, bounded_text
+from tunecast.job.recipes.data_sets import take_data
 from tunecast.job.recipes.document import Document, read_document
 from tunecast.job.recipes.draft import Draft
 from tunecast.job.recipes.launch.schedulers import Ordered, is_task, of_skypilot, of_slurm
@@ -124,6 +127,7 @@ def draft_of(framework: ModuleType, request: Request) -> Draft:
     if accelerate is not None and not draft.has_read(accelerate):
         read_accelerate(draft, accelerate, request)
     take_launch(draft, request.launch)
+    take_data(draft, request, getattr(framework, "DATA", ()))
     return draft
 
 

@@ -109,6 +109,8 @@ class Draft:
         self.assumed: dict[str, Assumed] = {}
         self.refused: str | None = None
         self.global_batch: int | None = None
+        self.data_sets: dict[str, str] = {}
+        """By key, as the file names them."""
         self._not_understood: dict[tuple[str, str], NotUnderstood] = {}
         self._files: list[Keys] = []
 
@@ -186,7 +188,7 @@ class Draft:
                 if len(missing) < MOST_REPORTED and (keys.place(name).file, name) not in missing:
                     place = keys.place(name)
                     missing[place.file, name] = NotUnderstood(name, place.file, place.line, UNKNOWN_KEY)
-        ignored = sorted({name for keys in self._files for name in keys.ignored})
+        ignored = sorted({name for keys in self._files for name in keys.ignored} - set(self.data_sets))
         used = sorted(
             {name for keys in self._files for name in keys.used() if (keys.place(name).file, name) not in missing}
         )
@@ -197,5 +199,5 @@ class Draft:
             self.assumed["grad_accum"] = Assumed(job["grad_accum"], whose)
         return Recipe(
             job, self.framework, self.release, places, dict(self.assumed), tuple(missing.values()),
-            tuple(ignored), self.refused, tuple(used), self.global_batch,
+            tuple(ignored), self.refused, tuple(used), self.global_batch, tuple(self.data_sets.values()),
         )  # fmt: skip

@@ -44,7 +44,7 @@ class NotUnderstood(NamedTuple):
 class Recipe(Result):
     KEYS: ClassVar = (
         "schema", "job", "framework", "release", "from", "assumed", "not_understood", "ignored", "refused",
-        "global_batch",
+        "global_batch", "data_sets",
     )  # fmt: skip
     FROM: ClassVar = {"from": "places"}
 
@@ -66,4 +66,6 @@ class Recipe(Result):
     """Keys that were read and say something about the job."""
     global_batch: int | None = None
     """Rows of one optimizer step on all cards, where the file says these: `grad_accum` follows from the cards."""
+    data_sets: tuple[str, ...] = ()
+    """Training data, as the file names it."""
     schema: str = SCHEMA

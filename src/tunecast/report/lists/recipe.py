@@ -43,6 +43,13 @@ def _lines(recipe: Recipe, path: str) -> Iterator[str]:
         more = len(recipe.ignored) - MOST_IGNORED
         told = ", ".join(recipe.ignored[:MOST_IGNORED]) + (f" and {more} more" if more > 0 else "")
         yield from ("", printable(f"Move neither memory nor time: {told}", 2000))
+    if recipe.data_sets and not recipe.refused and not {"data.path", "data.lengths"} & set(values):
+        named = ", ".join(recipe.data_sets)
+        yield ""
+        yield printable(
+            f"Data not read: {named}. Rows count as full; --data-path FILE or --data-lengths says how long they are",
+            300,
+        )
     if not recipe.refused:
         model = "" if values.get("model") else " --model NAME"
         cards = "".join(f" {CARD_FLAGS[field]}" for field in unsaid(job, recipe.global_batch))

@@ -25,6 +25,7 @@ from tunecast.job.recipes.words import Word, flags_of
 
 NAME = "axolotl"
 RELEASE = "0.19.0"
+DATA = ("datasets.*.path", "datasets.*.data_files", "pretraining_dataset.*.path")
 _CONFIG, _TRAINING, _PEFT = (
     "axolotl/utils/schemas/config.py: AxolotlInputConfig",
     "axolotl/utils/schemas/training.py: HyperparametersConfig",

@@ -19,6 +19,7 @@ from tunecast.job.recipes.values import switch, whole, word
 
 NAME = "litgpt"
 RELEASE = "0.5.13"
+DATA = ("data.init_args.json_path", "data.init_args.train_data_path")
 
 COMMAND = "command"
 """Not a key of litgpt's: `finetune_lora` of `litgpt finetune_lora`."""

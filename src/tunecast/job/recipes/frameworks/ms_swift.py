@@ -28,6 +28,7 @@ from tunecast.job.recipes.words import Word, flags_of
 
 NAME = "ms-swift"
 RELEASE = "4.6.0"
+DATA = ("dataset", "dataset.*")
 
 _TRAIN = "swift/trainers/arguments.py: TrainArgumentsMixin"
 _TUNER = "swift/arguments/tuner_args.py: TunerArguments"

@@ -21,6 +21,7 @@ from tunecast.records import NamedTuple
 
 NAME = "torchtune"
 RELEASE = "0.6.1"
+DATA = ("dataset.source", "dataset.data_files")
 
 RECIPE = "recipe"
 """Not a key of torchtune's: the recipe's name, as `tune run` is given it."""

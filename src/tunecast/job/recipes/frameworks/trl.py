@@ -23,6 +23,7 @@ from tunecast.job.releases import RELEASES
 
 NAME = "trl"
 RELEASE = RELEASES["trl"].newest
+DATA = ("dataset_name",)
 WORDS = huggingface.WORDS
 DEFAULTS = {**huggingface.TRL_ARGUMENTS, **huggingface.SFT_CONFIG, **huggingface.MODEL_CONFIG}
 WITHOUT_EFFECT = (

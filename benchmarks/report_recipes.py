@@ -1,0 +1,75 @@
+"""The counts of docs/recipes.md, from results/recipes.json and results/published_recipes.json."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "src")]
+
+from figures import table  # noqa: E402
+
+Row = dict[str, Any]
+PAGE = HERE.parent / "docs" / "recipes.md"
+WORST = 10
+
+
+def main() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    for name, lines in (("counted", counted(read("recipes"))), ("stated", stated(read("published_recipes")))):
+        body = "\n".join(lines)
+        text = re.sub(rf"(<!-- {name}: [^\n]* -->\n).*?(<!-- end -->)", lambda found: f"{found[1]}{body}\n{found[2]}", text, count=1, flags=re.S)  # noqa: B023, E501  # fmt: skip
+    PAGE.write_text(text, encoding="utf-8")
+
+
+def read(name: str) -> Row:
+    found: Row = json.loads((HERE / "results" / f"{name}.json").read_text(encoding="utf-8"))
+    return found
+
+
+def counted(found: Row) -> Iterator[str]:
+    whole = found["all"]
+    yield (
+        f"{whole['files']:,} training configurations of the frameworks' own repositories "
+        "([which](../benchmarks/data/recipe_files.csv), with commit and path), each asked with one named card, eight of "
+        f"them where the number matters. {whole['text_files']} train on text, SFT or pre-training. *Answered*: by `predict`. "
+        "*By keys*: and no key made it an estimate. *Keys*: of those that matter, the share that is used and not reported. "
+        "*Others*: another task, images or sound, refused by that name."
+    )
+    yield ""
+    rows = [*found["frameworks"].items(), ("all", whole)]
+    yield from table(
+        ["framework", "files of text", "recognised", "answered", "by keys", "keys", "others", "named"],
+        [
+            [
+                name, f"{row['text_files']}", shown(row["recognised_share"]), shown(row["answered_share"]),
+                shown(row["answered_by_keys_share"]), shown(row["keys_used_share"]), f"{row['other_files']}",
+                shown(row["others_named_share"]),
+            ]
+            for name, row in rows
+        ],
+    )  # fmt: skip
+    failed = whole["traceback"] + whole["over its limits"]
+    yield ""
+    yield f"{failed or 'None'} ended in a traceback or over the limits of time and memory. Most often not answered:"
+    yield ""
+    for reason, files in list(whole["commonest"]["not answered"].items())[:WORST]:
+        yield f"- {files}: {reason}"
+
+
+def shown(share: float | None) -> str:
+    return "" if share is None else f"{share:.0%}"
+
+
+def stated(found: Row) -> Iterator[str]:
+    yield from ()
+    raise NotImplementedError(found)
+
+
+if __name__ == "__main__":
+    main()
