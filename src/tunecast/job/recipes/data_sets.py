@@ -21,8 +21,8 @@ OF_DATA = ("data.path", "data.lengths")
 
 
 def take_data(draft: Draft, request: Request, patterns: Iterable[str]) -> None:
-    """The data sets that are named; `data.path` where the file names one data set alone and that is a file or folder here, looked for where the
-    command is given and beside the file."""
+    """The data sets that are named; and `data.path`, where it is one alone and a file or folder here, looked for
+    where the command is given and beside the file."""
     named = dict(_named(request, tuple(patterns)))
     draft.data_sets = named
     if draft.refused or any(field in draft.fields for field in OF_DATA):
