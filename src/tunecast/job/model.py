@@ -339,7 +339,7 @@ def _from_hub(name: str, settings: Settings) -> ModelConfig:
         bundled = bundled_spelling(name)
         if bundled is None:
             raise NotResolved(f"{error.message}{_did_you_mean(name)}", field="model") from None
-        return _standing_in(name, bundled, f"{name} was not read from the Hub ({error.message}); ")
+        return _standing_in(name, bundled, f"{name}: the Hub was not reached; ")
     try:
         raw = parsed(found.text, found.source, non_finite=True)
     except UsageError as error:

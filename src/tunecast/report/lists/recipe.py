@@ -46,10 +46,8 @@ def _lines(recipe: Recipe, path: str) -> Iterator[str]:
     if recipe.data_sets and not recipe.refused and not {"data.path", "data.lengths"} & set(values):
         named = ", ".join(recipe.data_sets)
         yield ""
-        yield printable(
-            f"Data not read: {named}. Rows count as full; --data-path FILE or --data-lengths says how long they are",
-            300,
-        )
+        known = "--data-path FILE or --data-lengths says how long they are"
+        yield printable(f"Data not read: {named}. Rows count as full; {known}", 300)
     if not recipe.refused:
         model = "" if values.get("model") else " --model NAME"
         cards = "".join(f" {CARD_FLAGS[field]}" for field in unsaid(job, recipe.global_batch))
