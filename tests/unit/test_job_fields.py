@@ -93,8 +93,9 @@ def test_to_dict_is_read_back_as_it_was():
         ({"max_grad_norm": -1}, "max_grad_norm: got -1; allowed: a number from 0 to 1000000000; nearest: 0"),
         (
             {"kernels": ["ligre"]},
-            "kernels: got 'ligre'; allowed: a list of any of liger, foak, fla, causal-conv1d, mamba-ssm; "
-            "nearest: liger",
+            "kernels: got 'ligre'; allowed: a list of any of liger, liger_rope, liger_rms_norm, liger_glu, "
+            "liger_cross_entropy, liger_fused_linear_cross_entropy, cut_cross_entropy, lora_triton, foak, fla, "
+            "causal-conv1d, mamba-ssm; nearest: liger",
         ),
         ({"lengths": []}, "lengths: got []; allowed: a list of whole numbers from 1 to 10000000 or null"),
         ({"lengths": [0]}, "lengths: got 0; allowed: a list of whole numbers from 1 to 10000000 or null; nearest: 1"),

@@ -135,7 +135,7 @@ class Unread:
 def test_what_a_structure_s_key_leaves_out_is_not_read(name: str) -> None:
     job = job_from_dict(BASE | JOBS[name])
     blind = copy(job)
-    for field, read in {"run": (), "data": ("packing", "lengths"), "hardware": ("gpus", "nodes")}.items():
+    for field, read in {"run": (), "data": ("packing", "has_lengths"), "hardware": ("gpus", "nodes")}.items():
         object.__setattr__(blind, field, Unread(getattr(job, field), *read))
     for field, other in {"id": "another", "allocator": "expandable_segments"}.items():
         object.__setattr__(blind, field, other)

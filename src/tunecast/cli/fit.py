@@ -48,7 +48,7 @@ SHORT = ("--allow", "--patch", "--write", "--short", "--details", "--json", *COM
 
 def parser() -> Parser:
     made = Parser("fit", USAGE, DESCRIPTION, EPILOG, SHORT)
-    made.add_argument("source", metavar="JOB", help="a job file, or a model")
+    made.add_argument("source", metavar="JOB", help="the file you train with, a job file, or a model")
     made.add_argument(
         "--allow",
         metavar="WHAT,…",

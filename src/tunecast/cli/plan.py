@@ -27,7 +27,7 @@ from tunecast.planning.space import ALLOWABLE, KEEPABLE
 USAGE = "tunecast plan JOB [options]"
 DESCRIPTION = """\
 Which machines to rent for a job, with which settings, how long it takes and what it costs in all: the cheapest, the
-fastest, the balanced choice, and with --within the cheapest that makes the deadline. JOB is a job file or a model.
+fastest, the balanced choice, and with --within the cheapest that makes the deadline.
 
 Picked are machines one can sign for: on demand, from companies with a contract, at prices that are not old. What spot,
 marketplaces and reservations would cost is said beside; --spot, --marketplace and --reserved let them be picked.
@@ -72,7 +72,7 @@ SHORT = (
 
 def parser() -> Parser:
     made = Parser("plan", USAGE, DESCRIPTION, EPILOG, SHORT)
-    made.add_argument("source", metavar="JOB", help="a job file, or a model")
+    made.add_argument("source", metavar="JOB", help="the file you train with, a job file, or a model")
     wanted = made.add_argument_group("what is wanted")
     wanted.add_argument("--within", metavar="TIME", type=duration, help="deadline, such as 6h, from order to model")
     wanted.add_argument("--max-usd", metavar="N", type=number(0, 1e9, "dollars"), help="budget: the likely cost")

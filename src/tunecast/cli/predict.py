@@ -56,7 +56,7 @@ SHORT = (*COMMON, "--set", "--short", "--details", "--json", "--html", "--engine
 
 def parser() -> Parser:
     made = Parser("predict", USAGE, DESCRIPTION, EPILOG, SHORT)
-    made.add_argument("jobs", metavar="JOB", nargs="+", help="a job file, or a model")
+    made.add_argument("jobs", metavar="JOB", nargs="+", help="the file you train with, a job file, or a model")
     made.add_argument(
         "--engine", metavar="NAME",
         help="analytic: the closed form, in a moment; traced: the real training code, in seconds; default: analytic, "

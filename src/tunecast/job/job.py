@@ -98,8 +98,7 @@ class Job(Section):
     optimizer: str = field(
         DEFAULT_OPTIMIZER,
         transformers("TrainingArguments.optim"),
-        "transformers' `optim`, or muon, TransformerEngine's te_fused_adam, flash_adamw (the last two estimates); its "
-        "default holds from torch 2.8 on",
+        "transformers' `optim`, muon; as estimates te_fused_adam and flash_adamw; its default holds from torch 2.8 on",
         choices=tuple(OPTIMIZERS),
         aka="optim optimiser",
     )
