@@ -26,11 +26,13 @@ from tunecast.tape.build.modules import Linear
 from tunecast.tape.build.sharding.scheme import Scheme
 from tunecast.tape.build.sharding.tensor import TensorParallel
 from tunecast.tape.build.stacks import Refusals, leaves_out, no_such_model
+from tunecast.tape.build.stacks.torchtitan import decoder
 from tunecast.tape.build.stacks.torchtitan.experts import MoE
 from tunecast.tape.build.stacks.torchtitan.loop import Pipeline, Trainer
 from tunecast.tape.build.stacks.torchtitan.model import DeepSeekModel, Qwen3Model, Qwen3MoeModel, Transformer
 from tunecast.tape.build.stacks.torchtitan.parallel import ranks_of, scheme_of, split_layers, to_empty
 from tunecast.tape.build.stacks.torchtitan.releases import TitanRelease, release_of
+from tunecast.tape.build.stacks.torchtitan.step import ChunkedTrainer
 from tunecast.tape.card import Card
 
 REFUSES: Refusals = {
@@ -48,6 +50,10 @@ FAMILIES: Mapping[str, type[Transformer]] = {
     "deepseek_v3": DeepSeekModel,
     "deepseek_v2": DeepSeekModel,
 }
+
+
+REWRITTEN: Mapping[str, type[Transformer]] = {"llama": decoder.Llama3Model, "qwen3": decoder.Qwen3Model}
+"""As 0.3 has them."""
 
 
 def model(machine: Machine, config: Mapping[str, Any]) -> Any:
@@ -70,7 +76,7 @@ def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: 
         layer.attention.context = ranks.context
     parameters = scheme.parameters(model)
     optimizer = scheme.optimizer(parameters, (), ())
-    trainer = Pipeline if ranks.pipeline > 1 else Trainer
+    trainer = ChunkedTrainer if release.is_rewritten else Pipeline if ranks.pipeline > 1 else Trainer
     trainer(job, model, release, ranks, scheme, split, parameters, optimizer).train(lengths)
 
 
@@ -78,7 +84,7 @@ def load(
     job: Job, config: Mapping[str, Any], machine: Machine, release: TitanRelease, scheme: Scheme,
     split: TensorParallel | None,
 ) -> Transformer:  # fmt: skip
-    family = FAMILIES.get(config["model_type"])
+    family = (REWRITTEN if release.is_rewritten else FAMILIES).get(config["model_type"])
     if family is None:
         raise no_such_model(job.stack, config["model_type"])
     if config.get("tie_word_embeddings"):

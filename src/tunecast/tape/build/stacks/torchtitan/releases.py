@@ -11,8 +11,11 @@ from tunecast.records import NamedTuple
 
 Month = tuple[int, int]
 NEWEST: Month = (2026, 2)
-RELEASES: dict[Month, Month] = {(0, 1): (2025, 6), (0, 2): (2025, 10)}
-"""0.1.0 and 0.2.x of PyPI by the month of their code."""
+"""What a job that names no release has: all of 0.2.2 is written down, of 0.3 a part."""
+REWRITTEN: Month = (2026, 9)
+"""0.3.0: one decoder for all families, and nearly every function another."""
+RELEASES: dict[Month, Month] = {(0, 1): (2025, 6), (0, 2): (2025, 10), (0, 3): REWRITTEN}
+"""0.1.0, 0.2.x and 0.3.0 of PyPI by the month of their code."""
 OLDEST: Month = (2024, 3)
 
 
@@ -47,7 +50,12 @@ class TitanRelease(NamedTuple):
     """The kernels `sdpa_kernel` is given, first come first."""
     saves: frozenset[str]
     """What selective checkpointing keeps besides `selective.SAVED`: cuDNN's attention since 0.2.1; for some weeks of
-    January 2025 float8's absolute values."""
+    January 2025 float8's absolute values; since 0.3 compiled flex attention."""
+    stops_early: bool
+    """Recomputation ends with the last thing that is needed; since 0.3 it runs to the layer's end (`early_stop`)."""
+    is_rewritten: bool
+    """0.3's decoder (decoder.py) and step (step.py): FSDP2 is around a model on one card too, for its mixed precision,
+    the head's product is the loss's, and gradients stay where they are between steps, for CUDA graphs."""
 
 
 def release_of(version: str | None, capability: tuple[int, int]) -> TitanRelease:
@@ -65,6 +73,7 @@ def release_of(version: str | None, capability: tuple[int, int]) -> TitanRelease
         attention = ("flash", "efficient")
     saves = ["_scaled_dot_product_cudnn_attention"] if month >= (2025, 12) else []
     saves += ["abs"] if month == (2025, 1) else []
+    saves += ["flex_attention"] if month >= REWRITTEN else []
     return TitanRelease(
         own_norm=month < (2025, 4),
         fused_norm=month >= (2025, 7),
@@ -80,4 +89,6 @@ def release_of(version: str | None, capability: tuple[int, int]) -> TitanRelease
         old_experts=month < (2026, 2),
         attention=attention,
         saves=frozenset(saves),
+        stops_early=month < REWRITTEN,
+        is_rewritten=month >= REWRITTEN,
     )
