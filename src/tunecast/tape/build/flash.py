@@ -252,7 +252,8 @@ def flex_attention(
 ) -> Tensor:
     """Besides the result the logarithms of the sums are kept; the backward pass begins with the products of results and
     their gradients, a number a row, and is done with the results then. `is_region`: with
-    `wrap_inductor_compiled_regions`, compiled code is one operation, which holds what it is given until it is done."""
+    `wrap_inductor_compiled_regions`, compiled code is one operation, which holds what it is given until it is done, and
+    gives back what its gradient needs, queries, keys and values too."""
     machine = query.machine
     batch, heads, length, width = query.shape
     flops = 2 * batch * heads * length * key.shape[2] * (width + value.shape[3])
@@ -282,8 +283,12 @@ def flex_attention(
         out = machine.tensor(query.shape, query.dtype)
         out.strides = F.kept_strides(query)
         del highest
-        return [lse, out]
+        return [out, lse, query, key, value]
 
-    node = start(machine, (query, key, value), back, (query, key, value))
-    lse, out = machine.run_region("flex_attention", region)
-    return finish(node, out, lse, out.detach())
+    if not is_region:
+        node = start(machine, (query, key, value), back, (query, key, value))
+        out, lse = region()[:2]
+        return finish(node, out, lse, out.detach())
+    node = start(machine, (query, key, value), back)
+    out, lse, *given = machine.run_region("flex_attention", region)
+    return finish(node, out, *given, lse, out.detach())

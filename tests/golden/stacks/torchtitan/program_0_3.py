@@ -41,14 +41,13 @@ sizes = {
 
 def spec() -> ModelSpec:
     of_family = llama3 if config["model_type"] == "llama" else qwen3
+    tied = config["tie_word_embeddings"]
+    drawn = of_family._EMBEDDING_SKIP_INIT if tied else of_family._EMBEDDING_INIT
     ends = {
-        "tok_embeddings": of_family.Embedding.Config(
-            num_embeddings=words, embedding_dim=dim, param_init=of_family._EMBEDDING_INIT
-        ),
+        "tok_embeddings": of_family.Embedding.Config(num_embeddings=words, embedding_dim=dim, param_init=drawn),
         "norm": of_family.RMSNorm.Config(normalized_shape=dim, param_init=of_family._NORM_INIT),
-        "lm_head": of_family.Linear.Config(
-            in_features=dim, out_features=words, param_init=of_family._output_linear_init(dim)
-        ),
+        "lm_head": of_family.Linear.Config(in_features=dim, out_features=words, param_init=of_family._LINEAR_INIT),
+        "enable_weight_tying": tied,
     }
     if of_family is llama3:
         rope: Any = ComplexRoPE.Config(dim=dim // heads, max_seq_len=job["seq_len"])

@@ -31,7 +31,7 @@ from tunecast.tape.build.stacks.torchtitan.experts import MoE
 from tunecast.tape.build.stacks.torchtitan.loop import Pipeline, Trainer
 from tunecast.tape.build.stacks.torchtitan.model import DeepSeekModel, Qwen3Model, Qwen3MoeModel, Transformer
 from tunecast.tape.build.stacks.torchtitan.parallel import ranks_of, scheme_of, split_layers, to_empty
-from tunecast.tape.build.stacks.torchtitan.releases import TitanRelease, release_of
+from tunecast.tape.build.stacks.torchtitan.releases import TitanRelease, guesses_of, release_of
 from tunecast.tape.build.stacks.torchtitan.step import ChunkedTrainer
 from tunecast.tape.card import Card
 
@@ -67,7 +67,7 @@ NORMS = "torch 2.15 widens gradients of norms that all ranks of a tensor-paralle
 def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: Machine) -> None:
     if job.parallel.tensor > 1 and machine.torch >= (2, 15):
         machine.guesses[NORMS] = None
-    release = release_of(job.stack_version, machine.card.capability)
+    release = followed_release(job, config, machine)
     ranks = ranks_of(job)
     scheme = scheme_of(job, machine, release, ranks)
     split = TensorParallel(machine, ranks.tensor) if ranks.tensor > 1 else None
@@ -80,6 +80,33 @@ def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: 
     trainer(job, model, release, ranks, scheme, split, parameters, optimizer).train(lengths)
 
 
+NOT_REWRITTEN: Mapping[str, Callable[[Job], bool]] = {
+    "compile": lambda job: job.compile,
+    "matmul_dtype": lambda job: job.matmul_dtype is not None,
+    "parallel.tensor": lambda job: job.parallel.tensor > 1,
+    "parallel.context": lambda job: job.parallel.context > 1,
+    "parallel.pipeline": lambda job: job.parallel.pipeline > 1,
+    "parallel.expert": lambda job: job.parallel.expert > 1,
+    "parallel.fsdp_version": lambda job: job.parallel.fsdp_version == 1,
+    "parallel.offload": lambda job: job.parallel.offload != "none",
+}
+"""What is not written down of 0.3."""
+
+
+def followed_release(job: Job, config: Mapping[str, Any], machine: Machine) -> TitanRelease:
+    """0.3's where what the job asks of it is written down, else 0.2.2's in its place, which is said."""
+    capability = machine.card.capability
+    release = release_of(job.stack_version, capability)
+    machine.guesses.update(dict.fromkeys(guesses_of(job.stack_version)))
+    missing = [field for field, asks in NOT_REWRITTEN.items() if asks(job)]
+    if config["model_type"] not in REWRITTEN:
+        missing.append(f"model_type {config['model_type']}")
+    if not release.is_rewritten or not missing:
+        return release
+    machine.guesses[f"torchtitan 0.3's {missing[0]} is not written down; 0.2.2's code is taken"] = None
+    return release_of(None, capability)
+
+
 def load(
     job: Job, config: Mapping[str, Any], machine: Machine, release: TitanRelease, scheme: Scheme,
     split: TensorParallel | None,
@@ -87,7 +114,7 @@ def load(
     family = (REWRITTEN if release.is_rewritten else FAMILIES).get(config["model_type"])
     if family is None:
         raise no_such_model(job.stack, config["model_type"])
-    if config.get("tie_word_embeddings"):
+    if config.get("tie_word_embeddings") and not release.is_rewritten:
         if config["model_type"] != "llama":
             raise Unsupported.at("model", "embedding and head are one weight, which is not written down")
         machine.assumptions["torchtitan's Llama keeps embedding and head apart, also where config.json ties them"] = (

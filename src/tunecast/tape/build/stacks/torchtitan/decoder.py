@@ -222,6 +222,14 @@ class Llama3Model(Transformer):
     block_type = Llama3Block
     rope_type: type[ComplexRoPE] = ComplexRoPE
 
+    def __init__(
+        self, machine: Machine, config: Mapping[str, Any], release: TitanRelease, positions: int, *ends: bool
+    ) -> None:
+        super().__init__(machine, config, release, positions, *ends)
+        self.is_tied = bool(config.get("tie_word_embeddings"))
+        if self.is_tied:
+            self.output.weight = self.tok_embeddings.weight
+
     def make_tables(self, positions: int, head_dim: int) -> None:
         for layer in self.layers():
             layer.attention.rope = self.rope_type(self.machine, positions, head_dim)

@@ -108,12 +108,14 @@ class TitanFsdp(AccelerateFsdp2):
             return
         layers = model.layers()
         reshards = self.dims.pipeline == 1 and self.job.parallel.reshard_after_forward
-        if release.shards_ends_apart and model.first:
+        if model.is_tied:
+            sharder.shard([model.tok_embeddings, model.norm, model.output], False)
+        elif release.shards_ends_apart and model.first:
             sharder.shard([model.tok_embeddings], reshards)
         for place, layer in enumerate(layers):
             is_last = place == len(layers) - 1 and release.keeps_last_layer
             sharder.shard([layer], reshards and not is_last)
-        if release.shards_ends_apart and model.last:
+        if release.shards_ends_apart and model.last and not model.is_tied:
             sharder.shard([model.norm, model.output], False)
         sharder.shard_root(model)
         sharder.units[0].reshards = reshards and release.gives_root_back

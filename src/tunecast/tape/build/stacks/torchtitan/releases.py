@@ -5,8 +5,10 @@ Rows and logs name commits; the months are those of the commits that brought the
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from tunecast.errors import UsageError
-from tunecast.job.releases import minor
+from tunecast.job.releases import minor, numbers
 from tunecast.records import NamedTuple
 
 Month = tuple[int, int]
@@ -17,6 +19,10 @@ REWRITTEN: Month = (2026, 9)
 RELEASES: dict[Month, Month] = {(0, 1): (2025, 6), (0, 2): (2025, 10), (0, 3): REWRITTEN}
 """0.1.0, 0.2.x and 0.3.0 of PyPI by the month of their code."""
 OLDEST: Month = (2024, 3)
+GRAPHS = (
+    "torchtitan 0.3 replays a CUDA graph of both passes (training.disable_cuda_graphs), whose own pool of memory is not "
+    "modelled; taken as run anew in every step, with gradients that stay where they are"
+)
 
 
 class TitanRelease(NamedTuple):
@@ -58,13 +64,29 @@ class TitanRelease(NamedTuple):
     the head's product is the loss's, and gradients stay where they are between steps, for CUDA graphs."""
 
 
-def release_of(version: str | None, capability: tuple[int, int]) -> TitanRelease:
-    month = NEWEST
-    if version is not None:
-        given = minor(version)
-        month = RELEASES.get(given, given)
+def month_of(version: str | None) -> Month:
+    if version is None:
+        return NEWEST
+    given = minor(version)
+    month = RELEASES.get(given, given)
     if not OLDEST <= month < (2100, 1):
-        raise UsageError.at("stack_version", f"got {version}; torchtitan by month from 2024.3 on, or 0.1, 0.2")
+        raise UsageError.at("stack_version", f"got {version}; torchtitan by month from 2024.3 on, or 0.1, 0.2, 0.3")
+    return month
+
+
+def guesses_of(version: str | None) -> Iterator[str]:
+    """A sentence where no tape was compared with that code."""
+    month = month_of(version)
+    if NEWEST < month < REWRITTEN:
+        yield f"torchtitan {version} lies between 0.2.2 and 0.3.0, which is another program; 0.2.2's code is taken"
+    elif month > REWRITTEN or (version is not None and (0, 3, 0) < numbers(version) < (1,)):
+        yield f"torchtitan {version} is newer than what is followed, 0.3.0, whose code is taken"
+    if month >= REWRITTEN:
+        yield GRAPHS
+
+
+def release_of(version: str | None, capability: tuple[int, int]) -> TitanRelease:
+    month = month_of(version)
     if month >= (2025, 10):
         attention: tuple[str, ...] = ("cudnn", "flash", "efficient")
     elif month >= (2025, 3) and capability[0] == 10:

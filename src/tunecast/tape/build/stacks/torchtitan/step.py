@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from tunecast.errors import UsageError
 from tunecast.tape.build.autograd import Gradients, Node, backward, finish, start
 from tunecast.tape.build.dtypes import FLOAT32, INT64
 from tunecast.tape.build.stacks.torchtitan.decoder import document_mask
@@ -30,6 +31,10 @@ class ChunkedTrainer(Trainer):
 
     def train(self, lengths: Sequence[int]) -> None:
         machine = self.machine
+        uneven = [length for length in lengths if length % CHUNKS]
+        if uneven:
+            told = f"torchtitan takes the loss of a row in {CHUNKS} equal parts; got {uneven[0]}. To fix: a multiple of it"
+            raise UsageError.at("seq_len", told)
         for length in machine.steps(lengths):
             self.train_step(length)
         self.zero_grad()
@@ -99,9 +104,10 @@ class ChunkedTrainer(Trainer):
 
 
 def chunks_of(x: Tensor) -> list[Tensor]:
-    """Along the sequence; of several rows copies."""
-    size = -(-x.shape[1] // CHUNKS)
-    return [chunk.contiguous() for chunk in x.detach().split([size] * CHUNKS, 1)]
+    """Along the sequence; of several rows copies, of one what lies there, whose first stride is nobody's concern."""
+    size = x.shape[1] // CHUNKS
+    parts = [chunk.contiguous() for chunk in x.detach().split([size] * CHUNKS, 1)]
+    return [part.alias(part.shape, None) for part in parts]
 
 
 def detached(chunk: Tensor) -> Tensor:

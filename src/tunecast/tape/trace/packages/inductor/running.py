@@ -97,8 +97,7 @@ def keep_random_states(recorder: Recorder) -> None:
 
 def run_wrapped_regions(recorder: Recorder) -> None:
     """With `wrap_inductor_compiled_regions` compiled code is one operation, so that selective checkpointing may keep its
-    results (torch/_higher_order_ops/wrap.py, since torch 2.10); it does what is inside. Its graph, which is kept for
-    fake tensors alone, has the trace's own among its examples, and would keep them alive."""
+    results (torch/_higher_order_ops/wrap.py, since torch 2.10); it does what is inside."""
     from torch._higher_order_ops import wrap
 
     operator = getattr(wrap, "inductor_compiled_code", None)
@@ -109,14 +108,7 @@ def run_wrapped_regions(recorder: Recorder) -> None:
         with mode:
             return wrap._resolve_inductor_callable(function)(inputs)  # type: ignore[attr-defined]
 
-    def without_graph(old: Callable[..., None]) -> Callable[..., None]:
-        def init(self: Any, compiled_callable: Any, original_gm: Any = None, *args: Any, **kwargs: Any) -> None:
-            old(self, compiled_callable, None, *args, **kwargs)
-
-        return init
-
     operator.py_impl(type(recorder))(run_region)
-    replace(wrap.InductorCompiledCallable, "__init__", without_graph)
 
 
 def time_nothing(module: ModuleType) -> None:
