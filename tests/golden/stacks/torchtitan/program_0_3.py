@@ -1,8 +1,8 @@
 """torchtitan 0.3's own loop without files: its model configurations, `parallelize_fn`, loss, optimizers and
 `Trainer.train_step`. Traced by make.py; its one argument is a case of torchtitan_cases.py.
 
-Its step is a CUDA graph by default, of which there is none on fake tensors: what is captured runs as it is, and gradients
-stay where they are between steps as they do for a graph (`zero_grad(set_to_none=False)`). Steps that log nothing.
+Its step is a CUDA graph by default, of which there is none on fake tensors: what is captured runs as it is, and
+gradients stay between steps as they do for a graph (`zero_grad(set_to_none=False)`). Steps that log nothing.
 """
 
 from __future__ import annotations
@@ -41,13 +41,11 @@ sizes = {
 
 def spec() -> ModelSpec:
     of_family = llama3 if config["model_type"] == "llama" else qwen3
-    tied = config["tie_word_embeddings"]
-    drawn = of_family._EMBEDDING_SKIP_INIT if tied else of_family._EMBEDDING_INIT
+    drawn = of_family._LINEAR_INIT
     ends = {
         "tok_embeddings": of_family.Embedding.Config(num_embeddings=words, embedding_dim=dim, param_init=drawn),
         "norm": of_family.RMSNorm.Config(normalized_shape=dim, param_init=of_family._NORM_INIT),
-        "lm_head": of_family.Linear.Config(in_features=dim, out_features=words, param_init=of_family._LINEAR_INIT),
-        "enable_weight_tying": tied,
+        "lm_head": of_family.Linear.Config(in_features=dim, out_features=words, param_init=drawn),
     }
     if of_family is llama3:
         rope: Any = ComplexRoPE.Config(dim=dim // heads, max_seq_len=job["seq_len"])
@@ -78,16 +76,13 @@ settings = Trainer.Config(
     loss=ChunkedLossWrapper.Config(loss_fn=CrossEntropyLoss.Config(global_vocab_size=words)),
     training=TrainingConfig(
         local_batch_size=job["micro_batch"], seq_len=job["seq_len"], mixed_precision_param=half,
-        disable_cuda_graphs=not case["graphs"],
+        disable_cuda_graphs=False,
     ),
-    parallelism=ParallelismConfig(
-        data_parallel_replicate_degree=job.get("replicate", 1), tensor_parallel_degree=job.get("tensor", 1)
-    ),
+    parallelism=ParallelismConfig(data_parallel_replicate_degree=job.get("replicate", 1)),
     activation_checkpoint=recomputes(),
     optimizer=default_adamw(),
 )  # fmt: skip
 settings.optimizer.implementation = "fused" if job["optimizer"] == "adamw_torch_fused" else "foreach"
-settings.compile.enable = job.get("compile", False)
 
 os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(ranks)}
 dist.init_process_group("fake", rank=0, world_size=ranks)

@@ -1,11 +1,16 @@
 """torchtitan's pre-training loop on paper (torchtitan/train.py), by the month of its code.
 
+decoder.py    torchtitan 0.3's decoder on paper (torchtitan/models/common: decoder.py, `Decoder`; attention.py,
+              `FusedQKVLinear`, `GQAttention`, `FlexAttention`; rope.py, `ComplexRoPE`, `CosSinRoPE`), as Llama 3 and
+              dense Qwen 3 have it
 experts.py    torchtitan's mixture of experts on paper, its experts on one rank or on several
 loop.py       `Trainer.train_step` and `forward_backward_step`, without a pipeline and with one
 model.py      torchtitan's Llama 3, Qwen 3 and DeepSeek V3 on paper
 parallel.py   how torchtitan spreads a model: which ranks do what, FSDP2's units
 releases.py   what changed in torchtitan, and when
 selective.py  selective activation checkpointing, per operation
+step.py       torchtitan 0.3's step on paper (torchtitan/trainer.py, `Trainer.train_step`, `_forward_backward_body`;
+              torchtitan/components/loss.py, `ChunkedLossWrapper`, `GradAccumulator`)
 
 Weights are fp32; FSDP2 gathers them as bf16 and reduces gradients in fp32 (`mixed_precision_param`,
 `mixed_precision_reduce`), `autocast: null` leaves both in fp32. Alone on a card, torch's autocast does it.
@@ -101,6 +106,8 @@ def followed_release(job: Job, config: Mapping[str, Any], machine: Machine) -> T
     missing = [field for field, asks in NOT_REWRITTEN.items() if asks(job)]
     if config["model_type"] not in REWRITTEN:
         missing.append(f"model_type {config['model_type']}")
+    if config.get("tie_word_embeddings"):  # with FSDP two weights again, which share a part
+        missing.append("weight of embedding and head")
     if not release.is_rewritten or not missing:
         return release
     machine.guesses[f"torchtitan 0.3's {missing[0]} is not written down; 0.2.2's code is taken"] = None
@@ -114,7 +121,7 @@ def load(
     family = (REWRITTEN if release.is_rewritten else FAMILIES).get(config["model_type"])
     if family is None:
         raise no_such_model(job.stack, config["model_type"])
-    if config.get("tie_word_embeddings") and not release.is_rewritten:
+    if config.get("tie_word_embeddings"):
         if config["model_type"] != "llama":
             raise Unsupported.at("model", "embedding and head are one weight, which is not written down")
         machine.assumptions["torchtitan's Llama keeps embedding and head apart, also where config.json ties them"] = (

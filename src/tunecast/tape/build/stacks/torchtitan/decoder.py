@@ -2,8 +2,8 @@
 `GQAttention`, `FlexAttention`; rope.py, `ComplexRoPE`, `CosSinRoPE`), as Llama 3 and dense Qwen 3 have it.
 
 One product makes queries, keys and values; each layer has a table of positions of its own, of which a token's row is
-looked up; samples packed into a row are kept apart by flex attention's mask, which is made once a micro-batch. The model
-ends with its last norm: the head is the loss's (step.py).
+looked up; samples packed into a row are kept apart by flex attention's mask, which is made once a micro-batch. The
+model ends with its last norm: the head is the loss's (step.py).
 
 Ignored  what initialising weights borrows before the first step: the largest weight twice, and masks of its tails
 """
@@ -158,6 +158,8 @@ def block_tables(machine: Machine, rows: int, blocks: int) -> Sequence[Tensor]:
 class GQAttention(Attention):
     """`FusedQKVLinear`, `FlexAttention`."""
 
+    rope: ComplexRoPE
+
     def make_linears(self, config: Mapping[str, Any]) -> None:
         machine, dim = self.machine, config["hidden_size"]
         self.wqkv = Linear(machine, dim, (self.n_heads + 2 * self.n_kv_heads) * self.head_dim)
@@ -222,16 +224,9 @@ class Llama3Model(Transformer):
     block_type = Llama3Block
     rope_type: type[ComplexRoPE] = ComplexRoPE
 
-    def __init__(
-        self, machine: Machine, config: Mapping[str, Any], release: TitanRelease, positions: int, *ends: bool
-    ) -> None:
-        super().__init__(machine, config, release, positions, *ends)
-        self.is_tied = bool(config.get("tie_word_embeddings"))
-        if self.is_tied:
-            self.output.weight = self.tok_embeddings.weight
-
     def make_tables(self, positions: int, head_dim: int) -> None:
         for layer in self.layers():
+            assert isinstance(layer.attention, GQAttention)
             layer.attention.rope = self.rope_type(self.machine, positions, head_dim)
 
     def forward(self, tokens: Tensor, attention_masks: Any = None, positions: Any = None) -> Tensor:

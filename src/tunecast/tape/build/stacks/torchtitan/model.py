@@ -252,8 +252,6 @@ class TransformerBlock(Module):
 
 class Transformer(Module):
     block_type = TransformerBlock
-    is_tied = False
-    """Embedding and head are one weight."""
 
     def __init__(
         self, machine: Machine, config: Mapping[str, Any], release: TitanRelease, positions: int, last: bool = True,

@@ -18,7 +18,15 @@ from tunecast.tape.build.modules import Buffer, bring_all
 from tunecast.tape.build.optimizers.state import clip_by_norm, total_norm
 from tunecast.tape.build.sharding.accelerate import AccelerateFsdp1, AccelerateFsdp2
 from tunecast.tape.build.sharding.fsdp1 import Options
-from tunecast.tape.build.sharding.fsdp2 import FullyShard, Mesh, MixedPrecisionPolicy, OwnUnit, ParamGroup, shard, shard_experts
+from tunecast.tape.build.sharding.fsdp2 import (
+    FullyShard,
+    Mesh,
+    MixedPrecisionPolicy,
+    OwnUnit,
+    ParamGroup,
+    shard,
+    shard_experts,
+)
 from tunecast.tape.build.sharding.scheme import Scheme
 from tunecast.tape.build.sharding.tensor import TensorParallel
 from tunecast.tape.build.sharding.unit import SCATTER, Doing
@@ -96,7 +104,7 @@ class TitanFsdp(AccelerateFsdp2):
         )
         on_host = job.parallel.offload == "parameters"
         self.sharder = FullyShard(machine, Mesh(ranks.fsdp, ranks.replicate), policy, on_host)
-        if ranks.fsdp == 1:
+        if release.is_rewritten and ranks.fsdp == 1:
             self.sharder.unit = OwnUnit
 
     def wrap(self, model: Transformer) -> None:
@@ -108,14 +116,12 @@ class TitanFsdp(AccelerateFsdp2):
             return
         layers = model.layers()
         reshards = self.dims.pipeline == 1 and self.job.parallel.reshard_after_forward
-        if model.is_tied:
-            sharder.shard([model.tok_embeddings, model.norm, model.output], False)
-        elif release.shards_ends_apart and model.first:
+        if release.shards_ends_apart and model.first:
             sharder.shard([model.tok_embeddings], reshards)
         for place, layer in enumerate(layers):
             is_last = place == len(layers) - 1 and release.keeps_last_layer
             sharder.shard([layer], reshards and not is_last)
-        if release.shards_ends_apart and model.last and not model.is_tied:
+        if release.shards_ends_apart and model.last:
             sharder.shard([model.norm, model.output], False)
         sharder.shard_root(model)
         sharder.units[0].reshards = reshards and release.gives_root_back

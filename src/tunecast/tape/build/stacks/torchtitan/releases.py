@@ -20,8 +20,8 @@ RELEASES: dict[Month, Month] = {(0, 1): (2025, 6), (0, 2): (2025, 10), (0, 3): R
 """0.1.0, 0.2.x and 0.3.0 of PyPI by the month of their code."""
 OLDEST: Month = (2024, 3)
 GRAPHS = (
-    "torchtitan 0.3 replays a CUDA graph of both passes (training.disable_cuda_graphs), whose own pool of memory is not "
-    "modelled; taken as run anew in every step, with gradients that stay where they are"
+    "torchtitan 0.3 replays a CUDA graph of both passes (training.disable_cuda_graphs), whose own pool of memory is "
+    "not modelled; taken as run anew in every step, with gradients that stay where they are"
 )
 
 

@@ -33,8 +33,8 @@ class ChunkedTrainer(Trainer):
         machine = self.machine
         uneven = [length for length in lengths if length % CHUNKS]
         if uneven:
-            told = f"torchtitan takes the loss of a row in {CHUNKS} equal parts; got {uneven[0]}. To fix: a multiple of it"
-            raise UsageError.at("seq_len", told)
+            told = f"torchtitan takes the loss of a row in {CHUNKS} equal parts; got {uneven[0]}"
+            raise UsageError.at("seq_len", f"{told}. To fix: a multiple of {CHUNKS}")
         for length in machine.steps(lengths):
             self.train_step(length)
         self.zero_grad()
@@ -43,25 +43,27 @@ class ChunkedTrainer(Trainer):
 
     def zero_grad(self) -> None:
         """`zero_grad(set_to_none=False)`."""
-        for parameter in self.optimizer.trained():
-            self.machine.launch("zero_", (parameter.grad,), parameter.dtype, parameter.grad.nbytes)
+        for parameter in self.parameters:
+            if parameter.grad is not None:
+                self.machine.launch("zero_", (parameter.grad,), parameter.dtype, parameter.grad.nbytes)
 
     def train_step(self, length: int) -> None:
         machine, job = self.machine, self.job
         self.zero_grad()
         global_valid_tokens = machine.run("_to_copy", (), (), INT64)
-        microbatch_groups: list[Any] = []
+        microbatch_groups: list[tuple[Tensor, Tensor]] = []
         for number in range(job.grad_accum):
             machine.take_turn(number)
             rows = (job.micro_batch, length)
-            microbatch_groups.append([machine.run("_to_copy", (), rows, INT64) for _ in range(2)])
-            labels = machine.run("_to_copy", (), rows, INT64)
-            loss = self.forward_backward_step_of(*microbatch_groups[-1], labels, global_valid_tokens)
+            inputs, positions, labels = [machine.run("_to_copy", (), rows, INT64) for _ in range(3)]
+            microbatch_groups.append((inputs, positions))
+            loss = self.run_both_passes(inputs, positions, labels, global_valid_tokens)
         grad_norm = self.scheme.clip(self.parameters) if job.max_grad_norm else None
         self.optimizer.take_step()
         del loss, grad_norm
 
-    def forward_backward_step_of(self, inputs: Tensor, positions: Tensor, labels: Tensor, tokens: Tensor) -> Tensor:
+    def run_both_passes(self, inputs: Tensor, positions: Tensor, labels: Tensor, tokens: Tensor) -> Tensor:
+        """`forward_backward_step`."""
         attention_masks = document_mask(positions)
         return self.forward_backward_body(inputs, positions, labels, tokens, attention_masks)
 

@@ -96,8 +96,8 @@ def keep_random_states(recorder: Recorder) -> None:
 
 
 def run_wrapped_regions(recorder: Recorder) -> None:
-    """With `wrap_inductor_compiled_regions` compiled code is one operation, so that selective checkpointing may keep its
-    results (torch/_higher_order_ops/wrap.py, since torch 2.10); it does what is inside."""
+    """With `wrap_inductor_compiled_regions` compiled code is one operation, so that selective checkpointing may keep
+    its results (torch/_higher_order_ops/wrap.py, `InductorCompiledCode`); it does what is inside."""
     from torch._higher_order_ops import wrap
 
     operator = getattr(wrap, "inductor_compiled_code", None)
