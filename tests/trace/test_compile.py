@@ -137,6 +137,13 @@ with tracing(Card()) as recorder:
     def timed():
         gate = Gate()
         train(torch.compile(gate, mode="max-autotune"), gate)
+
+    import torch._inductor.config
+    if hasattr(torch._inductor.config, "wrap_inductor_compiled_regions"):
+        @program
+        def one_operation():
+            gate = Gate()
+            train(torch.compile(gate, options={"wrap_inductor_compiled_regions": True}), gate)
 print(json.dumps(answers))
 '''  # fmt: skip
 
@@ -161,6 +168,15 @@ def test_eager_code_keeps_every_step(answers: dict[str, Any]) -> None:
 def test_one_kernel_bends_the_product(answers: dict[str, Any], name: str) -> None:
     """However the model is compiled: the product, which the backward pass needs, and the result of one fused kernel."""
     found = answers[name]
+    assert found["forward"] == [BLOCK] * 2
+    assert [module for _, module in found["kernels"]] == ["Gate"]
+    assert found["guesses"] == []
+
+
+def test_compiled_code_that_is_one_operation_does_what_is_inside(answers: dict[str, Any]) -> None:
+    if "one_operation" not in answers:
+        pytest.skip("this torch has no wrap_inductor_compiled_regions")
+    found = answers["one_operation"]
     assert found["forward"] == [BLOCK] * 2
     assert [module for _, module in found["kernels"]] == ["Gate"]
     assert found["guesses"] == []

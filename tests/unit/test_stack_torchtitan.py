@@ -22,7 +22,7 @@ from tunecast.tape.build.stacks import program_of
 from tunecast.tape.build.stacks.torchtitan.loop import STAGES, places
 from tunecast.tape.build.stacks.torchtitan.selective import SAVED, SavePolicy
 from tunecast.tape.card import Card
-from tunecast.tape.op import Op, Phase, Tape
+from tunecast.tape.op import Alloc, Begin, Free, Op, Phase, Tape
 from tunecast.tape.program import program
 
 pytestmark = pytest.mark.whole
@@ -50,7 +50,7 @@ most_held = loaded("sizes", HERE.parents[1] / "tools" / "sizes.py").most_held
 EVENTS: dict[str, Any] = json.loads(gzip.decompress((HERE / "events.json.gz").read_bytes()))
 
 
-PARTS = ("tensor", "context", "expert")
+PARTS = ("tensor", "context", "expert", "replicate")
 
 
 def job_of(given: dict[str, Any]) -> Job:
@@ -58,7 +58,8 @@ def job_of(given: dict[str, Any]) -> Job:
     ranks, parts = given.get("ranks", 1), {name: given[name] for name in PARTS if name in given}
     plain = {name: value for name, value in given.items() if name not in ("ranks", *PARTS)}
     if ranks > 1:
-        plain |= {"hardware": {"gpus": ranks}, "parallel": {"data": "fsdp", **parts}}
+        data = "hsdp" if "replicate" in parts else "fsdp"
+        plain |= {"hardware": {"gpus": ranks}, "parallel": {"data": data, **parts}}
     return as_recorded("stacks/torchtitan", plain)
 
 
@@ -97,6 +98,67 @@ def test_selective_checkpointing_keeps_every_second_product() -> None:
     assert four - three == kept + 4 * tokens * heads + seeds
 
 
+def test_the_loss_is_taken_of_an_eighth_of_each_row_at_a_time() -> None:
+    case = cases.CASES["fsdp-0.3"]
+    rows, length, words = case["job"]["micro_batch"], case["job"]["seq_len"], case["config"]["vocab_size"]
+    made = [op.shapes[0] for op in built(case).ops() if op.name == "_log_softmax"]
+    assert made == [(rows * length // 8, words)] * 8 * cases.STEPS
+
+
+def test_gradients_stay_for_the_graph() -> None:
+    """fp32, a part of every weight: there when the second step begins, and the first step's when it began not."""
+    case, older = cases.CASES["fsdp-0.3"], cases.CASES["fsdp-0.2"]
+    kept = [step_begins_with(built(each), 1) - step_begins_with(built(each), 0) for each in (case, older)]
+    config = case["config"]
+    dim, inner, words = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
+    layer = 2 * dim * dim + 2 * dim * dim // 4 + 3 * dim * inner + 2 * dim
+    weights = config["num_hidden_layers"] * layer + 2 * words * dim + dim
+    assert kept[0] - kept[1] == pytest.approx(weights * 4 // 8, abs=1 << 16)  # workspaces of products are both's
+
+
+def step_begins_with(tape: Tape, number: int) -> int:
+    """Bytes held when a step's first forward pass begins."""
+    sizes: dict[int, int] = {}
+    for event in tape.events:
+        if isinstance(event, Begin) and (event.phase, event.step) == (Phase.FORWARD, number):
+            return sum(sizes.values())
+        if isinstance(event, Alloc):
+            sizes[event.block] = event.nbytes
+        elif isinstance(event, Free):
+            sizes.pop(event.block)
+    raise AssertionError("no such step")
+
+
+@pytest.mark.parametrize(
+    ("version", "told"),
+    [
+        ("0.3", ("CUDA graph",)),
+        ("2026.5", ("between 0.2.2 and 0.3.0",)),
+        ("2026.12", ("newer than what is followed, 0.3.0", "CUDA graph")),
+        ("0.3.1", ("newer than what is followed, 0.3.0", "CUDA graph")),
+        ("2026.2", ()),
+        ("0.2", ()),
+    ],
+)
+def test_what_was_not_compared_is_said(version: str, told: tuple[str, ...]) -> None:
+    guesses = built(cases.CASES["fsdp"], stack_version=version).guesses
+    assert len(guesses) == len(told)
+    assert all(part in guess for part, guess in zip(told, guesses, strict=True))
+
+
+@pytest.mark.parametrize("change", [{"tensor": 2}, {"context": 2}, {"compile": True}])
+def test_what_of_0_3_is_not_written_down_is_as_0_2_2_has_it(change: dict[str, Any]) -> None:
+    case = cases.CASES["fsdp"]
+    newer, older = (built(case, stack_version=version, **change) for version in ("0.3", "2026.2"))
+    assert newer.events == older.events
+    assert any("not written down; 0.2.2's code is taken" in guess for guess in newer.guesses)
+
+
+def test_a_row_of_uneven_eighths_is_refused() -> None:
+    with pytest.raises(UsageError, match="8 equal parts; got 252"):
+        built(cases.CASES["fsdp-0.3"], seq_len=252)
+
+
 def test_products_are_counted_anew_when_computed_again() -> None:
     policy = SavePolicy(SAVED)
     assert [policy("mm") for _ in range(7)] == [True, False, True, False, True, False, True]
@@ -104,7 +166,7 @@ def test_products_are_counted_anew_when_computed_again() -> None:
 
 
 SEVERAL: dict[str, dict[str, Any]] = {
-    "newest": {}, "2025.2": {"stack_version": "2025.2"}, "compiled": {"compile": True},
+    "newest": {}, "0.3": {"stack_version": "0.3"}, "2025.2": {"stack_version": "2025.2"}, "compiled": {"compile": True},
     "none": {"gradient_checkpointing": False}, "tensor": {"parallel": {"data": "fsdp", "tensor": 2}},
     "context": {"parallel": {"data": "fsdp", "context": 2}}, "float8": {"matmul_dtype": "float8", "compile": True},
     "kept": {"parallel": {"data": "fsdp", "reshard_after_forward": False}},

@@ -90,6 +90,9 @@ class Recomputed(Exception):
 class CheckpointFrame:
     """One checkpointed call (torch/utils/checkpoint.py, `_CheckpointFrame`, use_reentrant=False)."""
 
+    stops_early = True
+    """`early_stop`: recomputation ends with the last thing that was saved, not with the function."""
+
     def __init__(self, machine: Machine, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
         self.machine, self.function = machine, function
         hooks = machine.pack_hooks  # the inputs are saved as any tensor outside is
@@ -122,7 +125,7 @@ class CheckpointFrame:
             if self.holders[count]() is not None:
                 self.found[count] = kept
             count += 1
-            if count == len(self.holders):
+            if count == len(self.holders) and self.stops_early:
                 raise Recomputed
             return kept
 

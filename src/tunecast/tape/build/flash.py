@@ -247,9 +247,13 @@ def flex_attention_forward(query: Tensor, key: Tensor, value: Tensor, groups: in
     return attn_output.transpose(1, 2).contiguous()
 
 
-def flex_attention(query: Tensor, key: Tensor, value: Tensor, block_mask: BlockMask | None = None) -> Tensor:
+def flex_attention(
+    query: Tensor, key: Tensor, value: Tensor, block_mask: BlockMask | None = None, is_region: bool = False
+) -> Tensor:
     """Besides the result the logarithms of the sums are kept; the backward pass begins with the products of results and
-    their gradients, a number a row, and is done with the results then."""
+    their gradients, a number a row, and is done with the results then. `is_region`: with
+    `wrap_inductor_compiled_regions`, compiled code is one operation, which holds what it is given until it is done, and
+    gives back what its gradient needs, queries, keys and values too."""
     machine = query.machine
     batch, heads, length, width = query.shape
     flops = 2 * batch * heads * length * key.shape[2] * (width + value.shape[3])
@@ -260,7 +264,8 @@ def flex_attention(query: Tensor, key: Tensor, value: Tensor, block_mask: BlockM
         node.taken = node.saved = ()
         machine.launch("flex_attention_backward", (gradients[0], q, k), q.dtype, q.nbytes, flops * 5 // 2)
         delta = machine.tensor(rows, FLOAT32)
-        del result
+        if not is_region:
+            del result
         made = [
             machine.tensor(x.shape, x.dtype) if needed else None
             for x, needed in zip((q, k, v), node.needs, strict=True)
@@ -271,11 +276,19 @@ def flex_attention(query: Tensor, key: Tensor, value: Tensor, block_mask: BlockM
         del delta, lse
         return made
 
-    node = start(machine, (query, key, value), back, (query, key, value))
-    machine.launch("flex_attention", (query, key, value), query.dtype, query.nbytes, flops)
-    lse = machine.tensor(rows, FLOAT32)
-    highest = machine.tensor(rows, FLOAT32)
-    out = machine.tensor(query.shape, query.dtype)
-    out.strides = F.kept_strides(query)
-    del highest
-    return finish(node, out, lse, out.detach())
+    def region() -> list[Tensor]:
+        machine.launch("flex_attention", (query, key, value), query.dtype, query.nbytes, flops)
+        lse = machine.tensor(rows, FLOAT32)
+        highest = machine.tensor(rows, FLOAT32)
+        out = machine.tensor(query.shape, query.dtype)
+        out.strides = F.kept_strides(query)
+        del highest
+        return [out, lse, query, key, value]
+
+    if not is_region:
+        node = start(machine, (query, key, value), back, (query, key, value))
+        out, lse = region()[:2]
+        return finish(node, out, lse, out.detach())
+    node = start(machine, (query, key, value), back)
+    out, lse, *given = machine.run_region("flex_attention", region)
+    return finish(node, out, *given, lse, out.detach())

@@ -265,6 +265,10 @@ class Machine(HostNotes):
             self.keep_workspaces(name)
         return results
 
+    def run_region(self, name: str, region: Callable[[], list[Tensor]]) -> list[Tensor]:
+        """Compiled code that is one operation to those who look on."""
+        return region()
+
     def keep_workspaces(self, name: str) -> None:
         """tape/trace/workspaces.py, `kept_for_life`, says whose they are."""
         self._keep("cublas_workspace", workspace_bytes(self.card, self.shared_workspace))

@@ -12,13 +12,16 @@ from tunecast.tape.build.tensor import Tensor
 
 
 @contextmanager
-def recomputing(machine: Machine, function: Callable[..., Any], args: tuple[Any, ...]) -> Iterator[None]:
+def recomputing(
+    machine: Machine, function: Callable[..., Any], args: tuple[Any, ...], stops_early: bool = True
+) -> Iterator[None]:
     """While `function(*args)` runs: of what it saves for its gradients nothing is kept, it will be computed again."""
     if machine.graph is not None:
         with machine.graph.checkpointing():
             yield
         return
     frame = CheckpointFrame(machine, function, args)
+    frame.stops_early = stops_early
     machine.saved += 1
     machine.pack_hooks.append(frame.pack)
     try:

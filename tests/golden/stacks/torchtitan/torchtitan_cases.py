@@ -28,8 +28,9 @@ LARGER = LLAMA | {
 }  # fmt: skip
 
 
-AS_TRACED = {"0.1": "2025.7", "0.2": "0.2", "0.2.2": "2026.2"}
+AS_TRACED = {"0.1": "2025.7", "0.2": "0.2", "0.2.2": "2026.2", "0.3": "0.3"}
 """The code of 0.1, on a torch that has a kernel for its norms."""
+REWRITTEN = "0.3"
 
 
 MIXTURE = LLAMA | {
@@ -57,7 +58,14 @@ def case(*changes: dict[str, Any], release: str = "0.1", config: dict[str, Any] 
     for change in changes:
         job |= change
     config = config or (LARGER if job.get("compile") else LLAMA)
-    return {"config": config, "job": job | {"stack_version": AS_TRACED[release]}, "release": release}
+    job["stack_version"] = AS_TRACED[release]
+    if release == REWRITTEN:
+        job["torch_version"] = "2.15.0"
+    return {"config": config, "job": job, "release": release}
+
+
+def rewritten(*changes: dict[str, Any], **config: Any) -> dict[str, Any]:
+    return case(*changes, release=REWRITTEN, config=LLAMA | config)
 
 
 def mixture(*changes: dict[str, Any], config: dict[str, Any] = MIXTURE) -> dict[str, Any]:
@@ -77,6 +85,15 @@ CASES: dict[str, dict[str, Any]] = {
     "tensor": case(TENSOR),
     "tensor-selective": case(TENSOR, SELECTIVE),
     "tensor-whole-0.2": case(TENSOR, WHOLE, release="0.2"),
+    "alone-0.3": rewritten(),
+    "alone-one-row-0.3": rewritten({"micro_batch": 1}, SELECTIVE, FOREACH),
+    "fsdp-0.3": rewritten(FSDP),
+    "fsdp-selective-0.3": rewritten(FSDP, SELECTIVE),
+    "fsdp-whole-0.3": rewritten(FSDP, WHOLE, {"grad_accum": 2}),
+    "fsdp-float32-0.3": rewritten(FSDP, {"autocast": None}),
+    "fsdp-heads-0.3": rewritten(FSDP, num_key_value_heads=8),
+    "fsdp-qwen-0.3": rewritten(FSDP, SELECTIVE, model_type="qwen3", head_dim=48),
+    "hsdp-0.3": rewritten(FSDP, {"replicate": 2}, SELECTIVE),
     "experts-alone": mixture(),
     "experts-fsdp": mixture(FSDP),
     "experts-4": mixture(FSDP, EXPERTS),

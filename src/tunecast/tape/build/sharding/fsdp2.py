@@ -45,7 +45,7 @@ from tunecast.tape.build.sharding.unit import (
 )
 from tunecast.tape.build.tensor import Tensor
 
-__all__ = ["FullyShard", "Mesh", "MixedPrecisionPolicy", "ParamGroup"]
+__all__ = ["FullyShard", "Mesh", "MixedPrecisionPolicy", "OwnUnit", "ParamGroup"]
 
 
 class FullyShard:
@@ -61,6 +61,8 @@ class FullyShard:
         """Gradients are put together on the scatter stream, in its memory: torch before 2.5."""
         self.since_2_15 = machine.torch >= (2, 15)
         """Parameters say what dtype their gradients are summed in (`grad_dtype`), and fewer names hold buffers."""
+        self.unit: type[ParamGroup] = ParamGroup
+        """What units are: `OwnUnit` where the one rank there is has all of them."""
         self.reduces = True
         """Off while gradients wait for more micro-batches (`set_requires_gradient_sync`)."""
         self.units: list[ParamGroup] = []
@@ -80,7 +82,7 @@ class FullyShard:
     def shard(self, modules: Sequence[Module], reshards: bool = True) -> None:
         """`fully_shard(modules, reshard_after_forward=reshards)`."""
         self.wrapped.update(id(module) for module in modules)
-        self.units.append(ParamGroup(self, modules, reshards))
+        self.units.append(self.unit(self, modules, reshards))
 
     def shard_root(self, model: Module) -> None:
         """What no other unit has; it is not given back after the forward pass, which would end where it is needed."""

@@ -72,6 +72,9 @@ class ParamGroup:
     cast_role: Role | None = Role.GRADIENTS
     """Of gradients in the weights' own dtype, where they were summed in another."""
 
+    reshards_after_backward = True
+    """`set_reshard_after_backward`."""
+
     def __init__(self, sharder: FullyShard, modules: Sequence[Module], reshards: bool) -> None:
         self.sharder, self.machine, self.modules, self.reshards = sharder, sharder.machine, modules, reshards
         self.path = modules[0].path
@@ -289,6 +292,10 @@ class ParamGroup:
 
     # ------------------------------------------------------------------------------------------------ backward
 
+    def leave_backward(self) -> None:
+        if self.reshards_after_backward:
+            self.reshard()
+
     def pre_backward(self) -> None:
         machine, sharder = self.machine, self.sharder
         self.does = Doing.PRE_BACKWARD
@@ -321,7 +328,7 @@ class ParamGroup:
                     shard.whole.grad = None
             if not sharder.reduces:
                 self.set_grad_dtypes(defers=False)
-                self.reshard()
+                self.leave_backward()
                 self.widen_gradients()
                 return
             found = [(shard, shard.take_gradient()) for shard in self.shards]
@@ -329,7 +336,7 @@ class ParamGroup:
             gradients = [gradient for _, gradient in found if gradient is not None]
             del found
             self.set_grad_dtypes(defers=False)
-            self.reshard()
+            self.leave_backward()
             if sharder.scattering:
                 machine.wait(SCATTER)
                 sharder.scattering.pop(0)

@@ -1,11 +1,16 @@
 """torchtitan's pre-training loop on paper (torchtitan/train.py), by the month of its code.
 
+decoder.py    torchtitan 0.3's decoder on paper (torchtitan/models/common: decoder.py, `Decoder`; attention.py,
+              `FusedQKVLinear`, `GQAttention`, `FlexAttention`; rope.py, `ComplexRoPE`, `CosSinRoPE`), as Llama 3 and
+              dense Qwen 3 have it
 experts.py    torchtitan's mixture of experts on paper, its experts on one rank or on several
 loop.py       `Trainer.train_step` and `forward_backward_step`, without a pipeline and with one
 model.py      torchtitan's Llama 3, Qwen 3 and DeepSeek V3 on paper
 parallel.py   how torchtitan spreads a model: which ranks do what, FSDP2's units
 releases.py   what changed in torchtitan, and when
 selective.py  selective activation checkpointing, per operation
+step.py       torchtitan 0.3's step on paper (torchtitan/trainer.py, `Trainer.train_step`, `_forward_backward_body`;
+              torchtitan/components/loss.py, `ChunkedLossWrapper`, `GradAccumulator`)
 
 Weights are fp32; FSDP2 gathers them as bf16 and reduces gradients in fp32 (`mixed_precision_param`,
 `mixed_precision_reduce`), `autocast: null` leaves both in fp32. Alone on a card, torch's autocast does it.
@@ -26,11 +31,13 @@ from tunecast.tape.build.modules import Linear
 from tunecast.tape.build.sharding.scheme import Scheme
 from tunecast.tape.build.sharding.tensor import TensorParallel
 from tunecast.tape.build.stacks import Refusals, leaves_out, no_such_model
+from tunecast.tape.build.stacks.torchtitan import decoder
 from tunecast.tape.build.stacks.torchtitan.experts import MoE
 from tunecast.tape.build.stacks.torchtitan.loop import Pipeline, Trainer
 from tunecast.tape.build.stacks.torchtitan.model import DeepSeekModel, Qwen3Model, Qwen3MoeModel, Transformer
 from tunecast.tape.build.stacks.torchtitan.parallel import ranks_of, scheme_of, split_layers, to_empty
-from tunecast.tape.build.stacks.torchtitan.releases import TitanRelease, release_of
+from tunecast.tape.build.stacks.torchtitan.releases import TitanRelease, guesses_of, release_of
+from tunecast.tape.build.stacks.torchtitan.step import ChunkedTrainer
 from tunecast.tape.card import Card
 
 REFUSES: Refusals = {
@@ -50,6 +57,10 @@ FAMILIES: Mapping[str, type[Transformer]] = {
 }
 
 
+REWRITTEN: Mapping[str, type[Transformer]] = {"llama": decoder.Llama3Model, "qwen3": decoder.Qwen3Model}
+"""As 0.3 has them."""
+
+
 def model(machine: Machine, config: Mapping[str, Any]) -> Any:
     family = FAMILIES.get(config["model_type"])
     return None if family is None else family(machine, config, release_of(None, Card().capability), 1)
@@ -61,7 +72,7 @@ NORMS = "torch 2.15 widens gradients of norms that all ranks of a tensor-paralle
 def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: Machine) -> None:
     if job.parallel.tensor > 1 and machine.torch >= (2, 15):
         machine.guesses[NORMS] = None
-    release = release_of(job.stack_version, machine.card.capability)
+    release = followed_release(job, config, machine)
     ranks = ranks_of(job)
     scheme = scheme_of(job, machine, release, ranks)
     split = TensorParallel(machine, ranks.tensor) if ranks.tensor > 1 else None
@@ -70,15 +81,44 @@ def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: 
         layer.attention.context = ranks.context
     parameters = scheme.parameters(model)
     optimizer = scheme.optimizer(parameters, (), ())
-    trainer = Pipeline if ranks.pipeline > 1 else Trainer
+    trainer = ChunkedTrainer if release.is_rewritten else Pipeline if ranks.pipeline > 1 else Trainer
     trainer(job, model, release, ranks, scheme, split, parameters, optimizer).train(lengths)
+
+
+NOT_REWRITTEN: Mapping[str, Callable[[Job], bool]] = {
+    "compile": lambda job: job.compile,
+    "matmul_dtype": lambda job: job.matmul_dtype is not None,
+    "parallel.tensor": lambda job: job.parallel.tensor > 1,
+    "parallel.context": lambda job: job.parallel.context > 1,
+    "parallel.pipeline": lambda job: job.parallel.pipeline > 1,
+    "parallel.expert": lambda job: job.parallel.expert > 1,
+    "parallel.fsdp_version": lambda job: job.parallel.fsdp_version == 1,
+    "parallel.offload": lambda job: job.parallel.offload != "none",
+}
+"""What is not written down of 0.3."""
+
+
+def followed_release(job: Job, config: Mapping[str, Any], machine: Machine) -> TitanRelease:
+    """0.3's where what the job asks of it is written down, else 0.2.2's in its place, which is said."""
+    capability = machine.card.capability
+    release = release_of(job.stack_version, capability)
+    machine.guesses.update(dict.fromkeys(guesses_of(job.stack_version)))
+    missing = [field for field, asks in NOT_REWRITTEN.items() if asks(job)]
+    if config["model_type"] not in REWRITTEN:
+        missing.append(f"model_type {config['model_type']}")
+    if config.get("tie_word_embeddings"):  # with FSDP two weights again, which share a part
+        missing.append("weight of embedding and head")
+    if not release.is_rewritten or not missing:
+        return release
+    machine.guesses[f"torchtitan 0.3's {missing[0]} is not written down; 0.2.2's code is taken"] = None
+    return release_of(None, capability)
 
 
 def load(
     job: Job, config: Mapping[str, Any], machine: Machine, release: TitanRelease, scheme: Scheme,
     split: TensorParallel | None,
 ) -> Transformer:  # fmt: skip
-    family = FAMILIES.get(config["model_type"])
+    family = (REWRITTEN if release.is_rewritten else FAMILIES).get(config["model_type"])
     if family is None:
         raise no_such_model(job.stack, config["model_type"])
     if config.get("tie_word_embeddings"):

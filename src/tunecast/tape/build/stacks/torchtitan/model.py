@@ -25,7 +25,7 @@ from tunecast.tape.build.compiled import Region
 from tunecast.tape.build.dtypes import FLOAT32, Dtype, Shape
 from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.modules import Buffer, Embedding, Linear, Module, ModuleList
-from tunecast.tape.build.recompute import checkpoint
+from tunecast.tape.build.recompute import recomputing
 from tunecast.tape.build.sharding.sequence import ring_attention
 from tunecast.tape.build.stacks.torchtitan.experts import MoE, Routing
 from tunecast.tape.build.stacks.torchtitan.releases import TitanRelease
@@ -67,10 +67,10 @@ def view_as_real(x: Tensor) -> Tensor:
 
 def complex_mul(x: Tensor, angles: Tensor) -> Tensor:
     """x * angles; the gradient is turned back by a conjugate, of which a copy is made."""
-    machine = x.machine
+    machine, shape = x.machine, angles.shape
 
     def back(node: Node, gradients: Gradients) -> Sequence[Any]:
-        conjugate = machine.run("conj_physical", (node.take(0),), angles.shape, COMPLEX64)
+        conjugate = machine.run("conj_physical", (node.take(0),), shape, COMPLEX64)
         return (complex_product(gradients[0], conjugate),)
 
     return finish(start(machine, (x,), back, (angles,)), complex_product(x, angles))
@@ -223,6 +223,7 @@ class TransformerBlock(Module):
         self.attention_norm = RMSNorm(machine, dim, release)
         self.ffn_norm = RMSNorm(machine, dim, release)
         self.saved = SAVED | release.saves
+        self.stops_early = release.stops_early
 
     def make_feed_forward(self, config: Mapping[str, Any]) -> None:
         self.feed_forward = FeedForward(self.machine, config["hidden_size"], config["intermediate_size"])
@@ -230,17 +231,18 @@ class TransformerBlock(Module):
     def compile(self, owns_weights: bool) -> None:
         self.region = Region(self.machine, self.wrapped, owns_weights)
 
-    def forward(self, x: Tensor, freqs_cis: Tensor) -> Tensor:
-        return (self.region or self.wrapped)(x, freqs_cis)
+    def forward(self, x: Tensor, *given: Any) -> Tensor:
+        return (self.region or self.wrapped)(x, *given)
 
-    def wrapped(self, x: Tensor, freqs_cis: Tensor) -> Tensor:
+    def wrapped(self, x: Tensor, *given: Any) -> Tensor:
         """`checkpoint_wrapper`."""
         machine = self.machine
         if self.recompute == "selective":
-            return checkpoint_selectively(machine, self.block, self.saved, self.routers, x, freqs_cis)
+            return checkpoint_selectively(machine, self.block, self.saved, self.routers, self.stops_early, x, *given)
         if self.recompute == "all":
-            return checkpoint(machine, self.block, x, freqs_cis)
-        return self.block(x, freqs_cis)
+            with recomputing(machine, self.block, (x, *given), self.stops_early):
+                return self.block(x, *given)
+        return self.block(x, *given)
 
     def block(self, x: Tensor, freqs_cis: Tensor) -> Tensor:
         h = x + self.attention(self.attention_norm(x), freqs_cis)
@@ -266,7 +268,10 @@ class Transformer(Module):
         if last:
             self.norm = RMSNorm(machine, dim, release)
             self.output = Linear(machine, dim, config["vocab_size"])
-        self.freqs_cis = self.table(positions, self.head_width(config))
+        self.make_tables(positions, self.head_width(config))
+
+    def make_tables(self, positions: int, head_dim: int) -> None:
+        self.freqs_cis = self.table(positions, head_dim)
 
     def block_of(self, number: int, config: Mapping[str, Any]) -> type[TransformerBlock]:
         return self.block_type

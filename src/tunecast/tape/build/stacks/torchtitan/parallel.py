@@ -18,7 +18,15 @@ from tunecast.tape.build.modules import Buffer, bring_all
 from tunecast.tape.build.optimizers.state import clip_by_norm, total_norm
 from tunecast.tape.build.sharding.accelerate import AccelerateFsdp1, AccelerateFsdp2
 from tunecast.tape.build.sharding.fsdp1 import Options
-from tunecast.tape.build.sharding.fsdp2 import FullyShard, Mesh, MixedPrecisionPolicy, ParamGroup, shard, shard_experts
+from tunecast.tape.build.sharding.fsdp2 import (
+    FullyShard,
+    Mesh,
+    MixedPrecisionPolicy,
+    OwnUnit,
+    ParamGroup,
+    shard,
+    shard_experts,
+)
 from tunecast.tape.build.sharding.scheme import Scheme
 from tunecast.tape.build.sharding.tensor import TensorParallel
 from tunecast.tape.build.sharding.unit import SCATTER, Doing
@@ -90,10 +98,14 @@ class TitanFsdp(AccelerateFsdp2):
         self.release, self.dims = release, ranks
         self.holds = False
         policy = MixedPrecisionPolicy(
-            None if job.autocast is None else BFLOAT16, DTYPES[job.parallel.reduce_dtype or "float32"]
+            None if job.autocast is None else BFLOAT16,
+            DTYPES[job.parallel.reduce_dtype or "float32"],
+            casts_inputs=not release.is_rewritten,
         )
         on_host = job.parallel.offload == "parameters"
         self.sharder = FullyShard(machine, Mesh(ranks.fsdp, ranks.replicate), policy, on_host)
+        if release.is_rewritten and ranks.fsdp == 1:
+            self.sharder.unit = OwnUnit
 
     def wrap(self, model: Transformer) -> None:
         sharder, release = self.sharder, self.release
@@ -139,6 +151,8 @@ class TitanFsdp(AccelerateFsdp2):
 
     def clip(self, parameters: Sequence[Tensor]) -> Tensor | None:
         """torchtitan/distributed/utils.py, `_clip_grad_norm_with_ep`: experts apart."""
+        if self.dims.fsdp * self.dims.replicate == 1:
+            return Scheme.clip(self, parameters)
         if self.dims.expert == 1:
             return super().clip(parameters)
         machine = self.machine
@@ -206,7 +220,7 @@ class Flat(AccelerateFsdp1):
 
 
 def scheme_of(job: Job, machine: Machine, release: TitanRelease, ranks: TitanRanks) -> Scheme:
-    if ranks.fsdp * ranks.replicate == 1:
+    if ranks.fsdp * ranks.replicate == 1 and not release.is_rewritten:
         return Scheme(job, machine)
     return Flat(job, machine, ranks) if job.parallel.fsdp_version == 1 else TitanFsdp(job, machine, release, ranks)
 

@@ -5,15 +5,24 @@ Rows and logs name commits; the months are those of the commits that brought the
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from tunecast.errors import UsageError
-from tunecast.job.releases import minor
+from tunecast.job.releases import minor, numbers
 from tunecast.records import NamedTuple
 
 Month = tuple[int, int]
 NEWEST: Month = (2026, 2)
-RELEASES: dict[Month, Month] = {(0, 1): (2025, 6), (0, 2): (2025, 10)}
-"""0.1.0 and 0.2.x of PyPI by the month of their code."""
+"""What a job that names no release has: all of 0.2.2 is written down, of 0.3 a part."""
+REWRITTEN: Month = (2026, 9)
+"""0.3.0: one decoder for all families, and nearly every function another."""
+RELEASES: dict[Month, Month] = {(0, 1): (2025, 6), (0, 2): (2025, 10), (0, 3): REWRITTEN}
+"""0.1.0, 0.2.x and 0.3.0 of PyPI by the month of their code."""
 OLDEST: Month = (2024, 3)
+GRAPHS = (
+    "torchtitan 0.3 replays a CUDA graph of both passes (training.disable_cuda_graphs), whose own pool of memory is "
+    "not modelled; taken as run anew in every step, with gradients that stay where they are"
+)
 
 
 class TitanRelease(NamedTuple):
@@ -47,16 +56,37 @@ class TitanRelease(NamedTuple):
     """The kernels `sdpa_kernel` is given, first come first."""
     saves: frozenset[str]
     """What selective checkpointing keeps besides `selective.SAVED`: cuDNN's attention since 0.2.1; for some weeks of
-    January 2025 float8's absolute values."""
+    January 2025 float8's absolute values; since 0.3 compiled flex attention."""
+    stops_early: bool
+    """Recomputation ends with the last thing that is needed; since 0.3 it runs to the layer's end (`early_stop`)."""
+    is_rewritten: bool
+    """0.3's decoder (decoder.py) and step (step.py): FSDP2 is around a model on one card too, for its mixed precision,
+    the head's product is the loss's, and gradients stay where they are between steps, for CUDA graphs."""
+
+
+def month_of(version: str | None) -> Month:
+    if version is None:
+        return NEWEST
+    given = minor(version)
+    month = RELEASES.get(given, given)
+    if not OLDEST <= month < (2100, 1):
+        raise UsageError.at("stack_version", f"got {version}; torchtitan by month from 2024.3 on, or 0.1, 0.2, 0.3")
+    return month
+
+
+def guesses_of(version: str | None) -> Iterator[str]:
+    """A sentence where no tape was compared with that code."""
+    month = month_of(version)
+    if NEWEST < month < REWRITTEN:
+        yield f"torchtitan {version} lies between 0.2.2 and 0.3.0, which is another program; 0.2.2's code is taken"
+    elif month > REWRITTEN or (version is not None and (0, 3, 0) < numbers(version) < (1,)):
+        yield f"torchtitan {version} is newer than what is followed, 0.3.0, whose code is taken"
+    if month >= REWRITTEN:
+        yield GRAPHS
 
 
 def release_of(version: str | None, capability: tuple[int, int]) -> TitanRelease:
-    month = NEWEST
-    if version is not None:
-        given = minor(version)
-        month = RELEASES.get(given, given)
-    if not OLDEST <= month < (2100, 1):
-        raise UsageError.at("stack_version", f"got {version}; torchtitan by month from 2024.3 on, or 0.1, 0.2")
+    month = month_of(version)
     if month >= (2025, 10):
         attention: tuple[str, ...] = ("cudnn", "flash", "efficient")
     elif month >= (2025, 3) and capability[0] == 10:
@@ -65,6 +95,7 @@ def release_of(version: str | None, capability: tuple[int, int]) -> TitanRelease
         attention = ("flash", "efficient")
     saves = ["_scaled_dot_product_cudnn_attention"] if month >= (2025, 12) else []
     saves += ["abs"] if month == (2025, 1) else []
+    saves += ["flex_attention"] if month >= REWRITTEN else []
     return TitanRelease(
         own_norm=month < (2025, 4),
         fused_norm=month >= (2025, 7),
@@ -80,4 +111,6 @@ def release_of(version: str | None, capability: tuple[int, int]) -> TitanRelease
         old_experts=month < (2026, 2),
         attention=attention,
         saves=frozenset(saves),
+        stops_early=month < REWRITTEN,
+        is_rewritten=month >= REWRITTEN,
     )

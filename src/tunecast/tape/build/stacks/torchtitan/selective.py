@@ -76,6 +76,12 @@ class Choosing(Machine):
             return selection.take(name)[0]
         return selection.keep(name, [super().exchange(name, group, ranks, given, shape)])[0]
 
+    def run_region(self, name: str, region: Callable[[], list[Tensor]]) -> list[Tensor]:
+        selection = self.selection
+        if not selection.keeps(name, ()):
+            return super().run_region(name, region)
+        return selection.take(name) if selection.again else selection.keep(name, super().run_region(name, region))
+
     def synchronize(self) -> None:
         if not self.selection.again:
             super().synchronize()
@@ -129,8 +135,9 @@ class SelectiveFrame(CheckpointFrame):
 
 
 def checkpoint_selectively(
-    machine: Machine, function: Callable[..., Any], saved: frozenset[str], routers: frozenset[Shape], *args: Any
-) -> Any:
+    machine: Machine, function: Callable[..., Any], saved: frozenset[str], routers: frozenset[Shape],
+    stops_early: bool, *args: Any,
+) -> Any:  # fmt: skip
     if machine.graph is not None:  # the compiler is told which values are dear; what is needed of them it keeps
         machine.graph.keeps = SavePolicy(saved)
         try:
@@ -139,6 +146,7 @@ def checkpoint_selectively(
         finally:
             machine.graph.keeps = None
     frame = SelectiveFrame(machine, function, args)
+    frame.stops_early = stops_early
     frame.selection = SelectiveSaves(saved, routers)
     with machine.packing(frame.pack), choosing(machine, frame.selection):
         return function(*args)

@@ -24,6 +24,7 @@ def install(recorder: Recorder) -> None:
     allocate_through_torch()
     read_no_addresses()
     keep_random_states(recorder)
+    run_wrapped_regions(recorder)
     after_import("torch._inductor.runtime.benchmarking", time_nothing)
     after_import("torch._inductor.runtime.triton_heuristics", lambda module: launch_nothing(module, recorder))
 
@@ -92,6 +93,22 @@ def keep_random_states(recorder: Recorder) -> None:
         operator = getattr(rng_prims, name)
         if type(recorder) not in operator.python_key_table:
             operator.py_impl(type(recorder))(rule)
+
+
+def run_wrapped_regions(recorder: Recorder) -> None:
+    """With `wrap_inductor_compiled_regions` compiled code is one operation, so that selective checkpointing may keep
+    its results (torch/_higher_order_ops/wrap.py, `InductorCompiledCode`); it does what is inside."""
+    from torch._higher_order_ops import wrap
+
+    operator = getattr(wrap, "inductor_compiled_code", None)
+    if operator is None or type(recorder) in operator.python_key_table:
+        return
+
+    def run_region(mode: Any, function: Any, inputs: Any, *, name: str | None = None) -> Any:
+        with mode:
+            return wrap._resolve_inductor_callable(function)(inputs)  # type: ignore[attr-defined]
+
+    operator.py_impl(type(recorder))(run_region)
 
 
 def time_nothing(module: ModuleType) -> None:
