@@ -65,6 +65,8 @@ def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: 
     machine.guesses[UNTRACED] = None
     gpt = load(job, config, machine)
     trained = [p for p in gpt.parameters() if p.requires_grad]
+    for parameter in trained:
+        parameter.after_gradient = let_gradient_go
     layers = sum(layer.trained_numel() for layer in gpt.layers())  # type: ignore[attr-defined]
     ranks, gradients, shares = data_ranks(job), gpt.parts.gradients, sharding_of(job).cuts_state
     gpt.exchange = DataExchange(machine, ranks, machine.weights_dtype, gradients, shares)
@@ -82,6 +84,11 @@ def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: 
         machine.phase, machine.module = Phase.OTHER, ""
     optimizer.begin_step()
     machine.end()
+
+
+def let_gradient_go(parameter: Tensor) -> None:
+    """It is in the buffer (distributed/distributed_data_parallel.py, `_make_backward_post_hook`)."""
+    parameter.grad = None
 
 
 def defaults(job: Job) -> dict[str, Any]:
@@ -218,7 +225,7 @@ def forward(job: Job, gpt: GPT, length: int, chunk: int, number: int) -> tuple[T
     tokens = length // job.parallel.context
     begins, ends = gpt.first and chunk == 0, gpt.last and chunk == chunks - 1
     if begins:
-        given = machine.run("_to_copy", (), (tokens, job.micro_batch), INT64)
+        given = machine.run("_to_copy", (), (job.micro_batch, tokens), INT64)
     else:  # p2p_communication.py: tokens are in parts where tensors are
         ways = job.parallel.tensor if gpt.parts.sequence else 1
         part = (tokens // ways, job.micro_batch, gpt.shape.width)
@@ -226,7 +233,7 @@ def forward(job: Job, gpt: GPT, length: int, chunk: int, number: int) -> tuple[T
         given.requires_grad = True
     labels = machine.run("_to_copy", (), (tokens, job.micro_batch), INT64) if ends else None
     machine.phase, machine.in_forward = Phase.FORWARD, True
-    out = gpt(given, labels, chunk, chunks)
+    out = gpt(given, labels, tokens, chunk, chunks)
     if not ends:  # `deallocate_pipeline_outputs`: its graph stays, its numbers are the next piece's
         out.storage = machine.tensor((1,), out.dtype).storage
     return None if begins else given, out

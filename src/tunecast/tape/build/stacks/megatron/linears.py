@@ -153,60 +153,99 @@ class SplitLinear(Module):
         self.lora_b: Any = self.parameter(self.outputs, rank) if rank else None
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.norm is not None:
+        if self.lora_a is None:
+            return self.product(x, self.norm)
+        if self.norm is not None:  # which gives the adapter its result too (`return_layernorm_output`)
             x = rms_norm(x, self.norm)
         out = self.product(x)
-        if self.lora_a is not None:
-            x = F.dropout(x, self.parts.adapter_dropout)
-            whole = gather(x, self.parts) if self.split == "column" else x
-            low = F.linear(F.linear(whole, self.lora_a), self.lora_b)
-            out = out + (low if self.split == "column" else scatter(low, self.parts))
-        return out
+        x = F.dropout(x, self.parts.adapter_dropout)
+        whole = gather(x, self.parts) if self.split == "column" else x
+        low = F.linear(F.linear(whole, self.lora_a), self.lora_b)
+        return out + (low if self.split == "column" else scatter(low, self.parts))
 
-    def product(self, x: Tensor) -> Tensor:
-        """The whole layer is one node: what it keeps of its input is the rank's own part of the tokens."""
+    def product(self, x: Tensor, norm: Tensor | None = None) -> Tensor:
+        """The whole layer, with its norm, is one node: what it keeps of its input is the rank's own part of the
+        tokens."""
         parts, machine, weight = self.parts, self.machine, self.weight
         column = self.split == "column"
         rest, dtype = x.shape[1:-1], x.dtype
         called(machine, parts)
-        given = x
-        if parts.low is not None:
-            given = quantize(x, parts.low)
+        x = x.contiguous()  # `prepare_forward`
 
         def back(node: Node, gradients: Gradients) -> Sequence[Any]:
-            kept = node.take(0)
             called(machine, parts)
             gradient = gradients[0]
             if parts.low is not None:
                 gradient = quantize(gradient, parts.low)
             if not column:
                 gradient = exchange(gradient, "all_gather", parts)
-            wants_x, wants_weight = node.needs
+            wants_x, wants_weight = node.needs[0], node.needs[1]
+            shape = (gradient.shape[0], *rest, self.inputs)
             if column and wants_x and wants_weight and parts.beside:
-                return in_bulk(weight, kept, gradient, (gradient.shape[0], *rest, self.inputs), dtype, parts), None
-            keep_workspace(machine, self.in_torch)
-            grad_x = None
-            if wants_x:
-                shape = (gradient.shape[0], *rest, self.inputs)
-                multiply = product_and_scatter if column else matmul
-                turned = transpose_cast(weight, parts)
-                grad_x = multiply(gradient, shape, self.outputs, dtype, parts)
-                settle(machine, parts)
-                del turned
+                grad_x: Any = in_bulk(weight, node.take(0), gradient, shape, dtype, parts)
+            else:
+                keep_workspace(machine, self.in_torch, before=True)
+                whole = None
+                if wants_weight:
+                    whole = exchange(node.take(0), "all_gather", parts) if column else node.take(0)
+                grad_x = made = None
+                if wants_x:
+                    turned = transpose_cast(weight, parts)
+                    made, grad_x = product_and_sums(gradient, shape, self.outputs, dtype, parts, column)
+                    keep_workspace(machine, self.in_torch)
+                    del turned
+                if whole is not None:
+                    settle(machine, parts)
+                    add_to_main_gradient(weight, whole, gradient, parts)
+                del whole
+            if norm is not None:
+                if not (column and parts.tensor > 1 and parts.sequence):
+                    let_go(node, 0)  # `clear_tensor_data`
+                grad_x = norm_gradient(grad_x, node.take(2))
             if wants_weight:
-                whole = exchange(kept, "all_gather", parts) if column else kept
-                settle(machine, parts)
-                add_to_main_gradient(weight, whole, gradient, parts)
-            return grad_x, None
+                self.answer_for(weight)
+            return grad_x, *[None] * (len(node.needs) - 1)
 
-        node = start(machine, (x, weight), back, (given if weight.requires_grad else None, weight))
-        keep_workspace(machine, self.in_torch)
+        inputs = (x, weight) if norm is None else (x, weight, norm)
+        node = start(machine, inputs, back)
+        given, factors = (x, None) if norm is None else normed(x, norm)
+        if parts.low is not None:
+            given = quantize(given, parts.low)
+        if node is not None:
+            node.keep(machine, (given if weight.requires_grad else None, weight))
+            if norm is not None:
+                node.keep(machine, (x, factors))
+        keep_workspace(machine, self.in_torch, before=True)
         whole = exchange(given, "all_gather", parts) if column else given
         shape = (whole.shape[0], *rest, self.outputs)
-        multiply = matmul if column else product_and_scatter
-        out = multiply(whole, shape, self.inputs, dtype, parts)
+        if column:
+            out = matmul(whole, shape, self.inputs, dtype, parts)
+        else:
+            out = product_and_sums(whole, shape, self.inputs, dtype, parts, True)[1]
+        keep_workspace(machine, self.in_torch)
         settle(machine, parts)
         return finish(node, out)
+
+    def answer_for(self, weight: Tensor) -> None:
+        """A gradient that was added to the buffer already must be there for autograd all the same, without a content:
+        TE has one of each shape for good (module/base.py, `get_dummy_wgrad`), Megatron Core's own layer makes one for
+        each call (tensor_parallel/layers.py, `grad_added_to_main_grad`)."""
+        machine = self.machine
+        if self.in_torch:
+            machine.run("empty", (), weight.shape, weight.dtype)
+            return
+        name = f"{DUMMY}.{weight.shape[0]}.{weight.shape[1]}"
+        if not any(machine.blocks[block].module == name for block in machine.kept):
+            with machine.within(name):
+                machine.kept.add(machine.allocate(weight.nbytes))
+
+
+DUMMY = "te_dummy_wgrad"
+
+
+def let_go(node: Node, place: int) -> None:
+    """What was saved is not needed any more."""
+    node.saved[place] = node.taken[place] = None
 
 
 def in_bulk(
@@ -257,12 +296,13 @@ LARGE_WORKSPACE, SMALL_WORKSPACE = 32 * MIB + 1024, 4 * MIB
 """transformer_engine/pytorch/cpp_extensions/gemm.py, `get_cublas_workspace_size_bytes`: Hopper and later, others."""
 
 
-def keep_workspace(machine: Machine, in_torch: bool = False) -> None:
-    """TE's products have one workspace of their own, forward and backward; torch's come besides where torch multiplies
-    (the head, adapters, a router, eager attention)."""
+def keep_workspace(machine: Machine, in_torch: bool, before: bool = False) -> None:
+    """TE's products have one workspace of their own, forward and backward, asked for before the product; torch's, which
+    come besides where torch multiplies (the head, adapters, a router, eager attention), after its result."""
     if in_torch:
-        machine.keep_workspaces("mm")
-    elif not any(machine.blocks[block].module == WORKSPACE for block in machine.kept):
+        if not before:
+            machine.keep_workspaces("mm")
+    elif before and not any(machine.blocks[block].module == WORKSPACE for block in machine.kept):
         large = machine.card.capability[0] >= HOPPER
         with machine.within(WORKSPACE):
             machine.kept.add(machine.allocate(LARGE_WORKSPACE if large else SMALL_WORKSPACE))
@@ -321,18 +361,19 @@ def exchange(x: Tensor, what: str, parts: MegatronRank) -> Tensor:
     return out
 
 
-def product_and_scatter(x: Tensor, shape: tuple[int, ...], inner: int, dtype: Dtype, parts: MegatronRank) -> Tensor:
-    """A product whose sums are scattered. Overlapped, pieces of it are on their way while others are computed: the
-    collective starts with the product, and is awaited after it (`settle`)."""
+def product_and_sums(
+    x: Tensor, shape: tuple[int, ...], inner: int, dtype: Dtype, parts: MegatronRank, sums: bool
+) -> tuple[Tensor, Tensor]:
+    """A product, and with `sums` the rank's part of the sums over ranks. Overlapped, pieces of it are on their way while
+    others are computed: the collective starts with the product, and is awaited after it (`settle`)."""
     machine, ways = x.machine, parts.tensor
-    if not parts.beside:  # without sequence parallelism there is no gather or scatter to pipeline
-        return exchange(matmul(x, shape, inner, dtype, parts), "reduce_scatter", parts)
+    if not (sums and parts.beside):  # without sequence parallelism there is no gather or scatter to pipeline
+        whole = matmul(x, shape, inner, dtype, parts)
+        return whole, exchange(whole, "reduce_scatter", parts) if sums else whole
     numel = prod(shape)
     send(machine, "reduce_scatter", parts, dtype, numel, numel // ways)
     whole = matmul(x, shape, inner, dtype, parts)
-    out = machine.tensor((shape[0] // ways, *shape[1:]), dtype)
-    del whole
-    return out
+    return whole, machine.tensor((shape[0] // ways, *shape[1:]), dtype)
 
 
 def send(machine: Machine, what: str, parts: MegatronRank, dtype: Dtype, sent: int, received: int) -> None:
@@ -378,17 +419,28 @@ def in_one_kernel(x: Tensor, shape: tuple[int, ...], forward: str, backward: str
 def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
     """One kernel forward, two back (transformer_engine/common/normalization): what is kept is the input and a factor a
     row."""
-    machine, rows, shape, dtype = x.machine, x.numel() // x.shape[-1], x.shape, x.dtype
 
     def back(node: Node, gradients: Gradients) -> Sequence[Any]:
-        machine.launch("rmsnorm_bwd", (gradients[0], node.take(0)), dtype, node.take(0).nbytes, kernels=2)
-        return machine.tensor(shape, dtype), machine.tensor(weight.shape, weight.dtype) if node.needs[1] else None
+        return norm_gradient(gradients[0], node.take(0)), None
 
-    node = start(machine, (x, weight), back, (x,))
-    machine.launch("rmsnorm_fwd", (x, weight), x.dtype, x.nbytes)
-    out = machine.tensor(x.shape, x.dtype)
-    factors = machine.tensor((rows,), FLOAT32)
+    node = start(x.machine, (x, weight), back, (x,))
+    out, factors = normed(x, weight)
     return finish(node, out, factors)
+
+
+def normed(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """pytorch/csrc/extensions/normalization.cpp, `rmsnorm_fwd`: factors first."""
+    machine = x.machine
+    machine.launch("rmsnorm_fwd", (x, weight), x.dtype, x.nbytes)
+    factors = machine.tensor((x.numel() // x.shape[-1],), FLOAT32)
+    return machine.tensor(x.shape, x.dtype), factors
+
+
+def norm_gradient(gradient: Tensor, x: Tensor) -> Tensor:
+    """Of a norm's input: a view, since rows are tokens times batch to the kernel. The weight's is a row."""
+    machine = x.machine
+    machine.launch("rmsnorm_bwd", (gradient, x), x.dtype, x.nbytes, kernels=2)
+    return machine.tensor(x.shape, x.dtype).alias(x.shape, None)
 
 
 def activate(x: Tensor, gated: bool, parts: MegatronRank) -> Tensor:

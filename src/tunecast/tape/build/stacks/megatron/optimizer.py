@@ -117,8 +117,6 @@ class MegatronOptimizer:
         """Gradients of what is outside the layers."""
         machine = self.machine
         machine.module = "optimizer"
-        for parameter in self.parameters:
-            parameter.grad = None
         self._exchange("reduce_scatter" if self.shares else "all_reduce", self.dtype, REDUCE_STREAM)
 
     def _exchange(self, what: str, dtype: Dtype, stream: int) -> None:

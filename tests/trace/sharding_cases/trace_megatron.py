@@ -1,0 +1,120 @@
+"""Trace one rank of Megatron Core around small models, many in one process: python trace_megatron.py CASES.json OUT.json
+
+CASES is a list of [id, job, config, lengths]; OUT maps ids to events and collectives as trace_all.py tells them. Model,
+gradient buffers, optimizer and loss are Megatron Core's own, with its layers of torch's operations (`get_gpt_layer_
+local_spec`), on a process group that is not there.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import json
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+from trace_all import sent, told
+
+from tunecast.job import job_from_dict
+from tunecast.job.job import Job
+from tunecast.tape.build.fill_in import fill_in
+from tunecast.tape.build.stacks.megatron import gradients_dtype
+from tunecast.tape.card import Card
+
+
+def train(job: Job, config: Any, lengths: list[int], recorder: Any) -> None:
+    import torch
+    import torch.nn.functional as F
+    from megatron.core import parallel_state
+    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+    from megatron.core.models.gpt import GPTModel
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_with_transformer_engine_spec
+    from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+    from megatron.core.transformer import TransformerConfig
+
+    from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
+
+    torch.zeros(1, device="cuda")
+    model_parallel_cuda_manual_seed(1)
+    dtype = getattr(torch, job.weights_dtype)
+    ways = job.parallel.tensor
+    told = TransformerConfig(
+        num_layers=config["num_hidden_layers"], hidden_size=config["hidden_size"],
+        num_attention_heads=config["num_attention_heads"], num_query_groups=config["num_key_value_heads"],
+        ffn_hidden_size=config["intermediate_size"], add_bias_linear=False, gated_linear_unit=True,
+        activation_func=F.silu, normalization="RMSNorm", hidden_dropout=0.0, attention_dropout=0.0,
+        params_dtype=dtype, pipeline_dtype=dtype, bf16=dtype is torch.bfloat16, tensor_model_parallel_size=ways,
+        sequence_parallel=ways > 1, perform_initialization=False, gradient_accumulation_fusion=True,
+        bias_activation_fusion=True, bias_dropout_fusion=True, apply_rope_fusion=True,
+    )  # fmt: skip
+    model = GPTModel(
+        told, get_gpt_layer_with_transformer_engine_spec(), config["vocab_size"], lengths[0],
+        position_embedding_type="rope", share_embeddings_and_output_weights=config["tie_word_embeddings"],
+    )  # fmt: skip
+    model.cuda()
+    shares = job.parallel.data == "zero1"
+    wide = gradients_dtype(job).name == "float32"
+    wrapped = DistributedDataParallel(
+        told, DistributedDataParallelConfig(grad_reduce_in_fp32=wide, use_distributed_optimizer=shares), model
+    )
+    optimizer = get_megatron_optimizer(
+        OptimizerConfig(
+            optimizer="adam", lr=1e-4, bf16=told.bf16, params_dtype=dtype, use_distributed_optimizer=shares,
+            clip_grad=job.max_grad_norm,
+        ),
+        [wrapped],
+    )  # fmt: skip
+    for length in lengths:
+        recorder.scopes.begin_step()
+        wrapped.zero_grad_buffer()
+        optimizer.zero_grad()
+        for _ in range(job.grad_accum):
+            ids = torch.randint(0, config["vocab_size"], (job.micro_batch, length), device="cuda")
+            positions = torch.arange(length, device="cuda").unsqueeze(0).expand_as(ids)
+            loss = wrapped(ids, positions, None, labels=ids)
+            loss.float().mean().backward()
+            del loss
+        finalize_model_grads([wrapped])
+        optimizer.step()
+    recorder.scopes.begin_step()
+
+
+def main() -> None:
+    import engine_stub
+    import torch.distributed as dist
+
+    from tunecast.tape.trace import cuda
+    from tunecast.tape.trace.session import tracing
+
+    found: dict[str, Any] = {}
+    with tracing(Card(), devices=8) as recorder:
+        engine_stub.install()
+        from megatron.core import parallel_state
+
+        for name, values, config, lengths in json.loads(Path(sys.argv[1]).read_text()):
+            gc.collect()
+            gc.freeze()
+            engine_stub.forget()
+            recorder.forget_all()
+            cuda.Stream._numbers = itertools.count(1)
+            job = fill_in(job_from_dict(values), config)
+            dist.init_process_group("nccl", rank=0, world_size=job.hardware.gpus * job.hardware.nodes)
+            parallel_state.initialize_model_parallel(job.parallel.tensor)
+            try:
+                train(job, config, lengths, recorder)
+                events = recorder.tape({}).events
+                found[name] = [told(events), sent(events)]
+            except Exception:
+                found[name] = traceback.format_exc()
+            parallel_state.destroy_model_parallel()
+            dist.destroy_process_group()
+    Path(sys.argv[2]).write_text(json.dumps(found))
+    sys.stdout.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
