@@ -140,15 +140,16 @@ class SplitLinear(Module):
         super().__init__(machine)
         self.parts, self.split = parts, split
         self.in_torch = in_torch
+        self.gathered: list[Tensor] = []
         ways = parts.tensor
         self.inputs, self.outputs = (inputs, outputs // ways) if split == "column" else (inputs // ways, outputs)
+        self.norm: Any = self.parameter(inputs) if norm else None
+        self.norm_bias: Any = self.parameter(inputs) if norm and bias else None
         if weight is None:
             self.weight = self.parameter(self.outputs, self.inputs)
         else:
             object.__setattr__(self, "weight", weight)
         self.bias: Any = self.parameter(self.outputs) if bias else None
-        self.norm: Any = self.parameter(inputs) if norm else None
-        self.norm_bias: Any = self.parameter(inputs) if norm and bias else None
         self.lora_a: Any = self.parameter(rank, self.inputs) if rank else None
         self.lora_b: Any = self.parameter(self.outputs, rank) if rank else None
 
@@ -184,15 +185,13 @@ class SplitLinear(Module):
             if column and wants_x and wants_weight and parts.beside:
                 grad_x: Any = in_bulk(weight, node.take(0), gradient, shape, dtype, parts)
             else:
-                keep_workspace(machine, self.in_torch, before=True)
                 whole = None
                 if wants_weight:
-                    whole = exchange(node.take(0), "all_gather", parts) if column else node.take(0)
+                    whole = self.all_tokens(node.take(0)) if column else node.take(0)
                 grad_x = made = None
                 if wants_x:
                     turned = transpose_cast(weight, parts)
-                    made, grad_x = product_and_sums(gradient, shape, self.outputs, dtype, parts, column)
-                    keep_workspace(machine, self.in_torch)
+                    made, grad_x = self.product_and_sums(gradient, shape, self.outputs, dtype, sums=column)
                     del turned
                 if whole is not None:
                     settle(machine, parts)
@@ -215,16 +214,38 @@ class SplitLinear(Module):
             node.keep(machine, (given if weight.requires_grad else None, weight))
             if norm is not None:
                 node.keep(machine, (x, factors))
-        keep_workspace(machine, self.in_torch, before=True)
-        whole = exchange(given, "all_gather", parts) if column else given
+        whole = self.all_tokens(given) if column else given
         shape = (whole.shape[0], *rest, self.outputs)
-        if column:
-            out = matmul(whole, shape, self.inputs, dtype, parts)
-        else:
-            out = product_and_sums(whole, shape, self.inputs, dtype, parts, True)[1]
-        keep_workspace(machine, self.in_torch)
+        out = self.product_and_sums(whole, shape, self.inputs, dtype, sums=not column)[1]
         settle(machine, parts)
         return finish(node, out)
+
+    def product_and_sums(
+        self, x: Tensor, shape: tuple[int, ...], inner: int, dtype: Dtype, sums: bool
+    ) -> tuple[Tensor, Tensor]:
+        """A product, and with `sums` the rank's part of the sums over ranks. Overlapped, pieces of it are on their way
+        while others are computed: the collective starts with the product, and is awaited after it (`settle`)."""
+        machine, parts = x.machine, self.parts
+        if not (sums and parts.beside):  # without sequence parallelism there is no gather or scatter to pipeline
+            whole = matmul(x, shape, inner, dtype, parts, self.in_torch)
+            return whole, exchange(whole, "reduce_scatter", parts) if sums else whole
+        numel = prod(shape)
+        send(machine, "reduce_scatter", parts, dtype, numel, numel // parts.tensor)
+        whole = matmul(x, shape, inner, dtype, parts, self.in_torch)
+        return whole, machine.tensor((shape[0] // parts.tensor, *shape[1:]), dtype)
+
+    def all_tokens(self, x: Tensor) -> Tensor:
+        """What a column layer multiplies. Megatron Core's own gathers into a buffer that it has for good
+        (megatron/core/utils.py, `GlobalMemoryBuffer`)."""
+        machine, parts = self.machine, self.parts
+        if not self.in_torch or parts.tensor == 1 or not parts.sequence:
+            return exchange(x, "all_gather", parts)
+        whole = (x.shape[0] * parts.tensor, *x.shape[1:])
+        numel = prod(whole)
+        if not self.gathered or self.gathered[0].numel() < numel:
+            self.gathered = [machine.tensor(whole, x.dtype)]
+        send(machine, "all_gather", parts, x.dtype, x.numel(), numel)
+        return self.gathered[0].alias(whole, None)
 
     def answer_for(self, weight: Tensor) -> None:
         """A gradient that was added to the buffer already must be there for autograd all the same, without a content:
@@ -275,7 +296,9 @@ def called(machine: Machine, parts: MegatronRank) -> None:
         machine.calls += CALLS
 
 
-def matmul(x: Tensor, shape: tuple[int, ...], inner: int, dtype: Dtype, parts: MegatronRank) -> Tensor:
+def matmul(
+    x: Tensor, shape: tuple[int, ...], inner: int, dtype: Dtype, parts: MegatronRank, in_torch: bool = False
+) -> Tensor:
     """[tokens, batch, inner] times a weight: rows are tokens times batch. Beside a ring of other ranks' tokens, one
     product for each rank's (`RingExchangeOverlapCfg`; `PipelineOverlapCfg` has four)."""
     rows = prod(shape[:-1])
@@ -286,9 +309,13 @@ def matmul(x: Tensor, shape: tuple[int, ...], inner: int, dtype: Dtype, parts: M
     flat = x.alias((rows // pieces, inner), None)
     weight = Factor(machine, (inner, shape[-1]), x.dtype)
     written = rows * shape[-1] * dtype.itemsize
+    if not in_torch:
+        keep_workspace(machine)
     for _ in range(pieces):
         machine.launch(name, (flat, weight), parts.low or dtype, written // pieces, flops // pieces)
     out = machine.tensor(shape, dtype)
+    if in_torch:
+        machine.keep_workspaces("mm")
     return out
 
 
@@ -296,13 +323,10 @@ LARGE_WORKSPACE, SMALL_WORKSPACE = 32 * MIB + 1024, 4 * MIB
 """transformer_engine/pytorch/cpp_extensions/gemm.py, `get_cublas_workspace_size_bytes`: Hopper and later, others."""
 
 
-def keep_workspace(machine: Machine, in_torch: bool, before: bool = False) -> None:
-    """TE's products have one workspace of their own, forward and backward, asked for before the product; torch's, which
-    come besides where torch multiplies (the head, adapters, a router, eager attention), after its result."""
-    if in_torch:
-        if not before:
-            machine.keep_workspaces("mm")
-    elif before and not any(machine.blocks[block].module == WORKSPACE for block in machine.kept):
+def keep_workspace(machine: Machine) -> None:
+    """TE's products have one workspace of their own, forward and backward; torch's come besides where torch multiplies
+    (the head, adapters, a router, eager attention)."""
+    if not any(machine.blocks[block].module == WORKSPACE for block in machine.kept):
         large = machine.card.capability[0] >= HOPPER
         with machine.within(WORKSPACE):
             machine.kept.add(machine.allocate(LARGE_WORKSPACE if large else SMALL_WORKSPACE))
@@ -359,21 +383,6 @@ def exchange(x: Tensor, what: str, parts: MegatronRank) -> Tensor:
     out = machine.tensor((tokens, *x.shape[1:]), x.dtype)
     send(machine, what, parts, x.dtype, x.numel(), out.numel())
     return out
-
-
-def product_and_sums(
-    x: Tensor, shape: tuple[int, ...], inner: int, dtype: Dtype, parts: MegatronRank, sums: bool
-) -> tuple[Tensor, Tensor]:
-    """A product, and with `sums` the rank's part of the sums over ranks. Overlapped, pieces of it are on their way while
-    others are computed: the collective starts with the product, and is awaited after it (`settle`)."""
-    machine, ways = x.machine, parts.tensor
-    if not (sums and parts.beside):  # without sequence parallelism there is no gather or scatter to pipeline
-        whole = matmul(x, shape, inner, dtype, parts)
-        return whole, exchange(whole, "reduce_scatter", parts) if sums else whole
-    numel = prod(shape)
-    send(machine, "reduce_scatter", parts, dtype, numel, numel // ways)
-    whole = matmul(x, shape, inner, dtype, parts)
-    return whole, machine.tensor((shape[0] // ways, *shape[1:]), dtype)
 
 
 def send(machine: Machine, what: str, parts: MegatronRank, dtype: Dtype, sent: int, received: int) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from tunecast.errors import UsageError
 from tunecast.tape.build import functional as F
-from tunecast.tape.build.autograd import Gradients, Node, finish, start
+from tunecast.tape.build.autograd import Gradients, Node, finish, record, start
 from tunecast.tape.build.dtypes import FLOAT32
 from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.modules import Module, ModuleList
@@ -205,6 +205,8 @@ def embed(model: GPT, ids: Tensor) -> Tensor:
     taken, lest the whole be held (`clone_scatter_output_in_embedding`)."""
     parts = model.parts
     found = F.embedding(model.word_embeddings, ids)
+    if parts.tensor > 1:  # `output_parallel[input_mask, :] = 0.0`: in place, back in a copy
+        found = record(found.alias(found.shape, None), (found,), lambda node, gradients: (gradients[0].clone(),))
     if model.position_embeddings is not None:
         found = found + F.embedding(model.position_embeddings, ids)
     found = found.transpose(0, 1).contiguous()
