@@ -82,14 +82,6 @@ def install() -> None:
     take_fused_attention()
 
 
-def forget() -> None:
-    """What TransformerEngine keeps for the life of a process."""
-    from transformer_engine.pytorch.module import base
-
-    base._cublas_workspace = None
-    base._dummy_wgrads.clear()
-
-
 def take_fused_attention() -> None:
     """It asks for tensors of torch's own class, of which fake ones are not."""
     import torch

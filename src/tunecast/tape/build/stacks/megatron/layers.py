@@ -81,6 +81,17 @@ def by_batch(x: Tensor) -> Tensor:
     return x.transpose(0, 1).contiguous()
 
 
+def with_strides_of_key(value: Tensor) -> Tensor:
+    """`value.as_strided`, whose gradient goes into zeros: of a single row keys were not copied and have other
+    strides."""
+    machine, shape, dtype = value.machine, value.shape, value.dtype
+
+    def back(node: Node, gradients: Gradients) -> Sequence[Any]:
+        return (machine.run("new_zeros", (gradients[0],), shape, dtype),)
+
+    return record(value.alias(shape, None), (value,), back)
+
+
 def attend(query: Tensor, key: Tensor, value: Tensor, shape: MegatronShape, parts: MegatronRank) -> Tensor:
     """A fused attention in TE. In a ring each rank's queries meet every rank's keys: half of all pairs, since
     the tokens are dealt out from both ends (transformer_engine/pytorch/attention, `AttnFuncWithCPAndKVP2P`)."""
@@ -90,6 +101,8 @@ def attend(query: Tensor, key: Tensor, value: Tensor, shape: MegatronShape, part
     heads, key_heads = shape.heads // ways, max(1, shape.key_heads // ways)
     if not shape.positions:
         query, key, value = by_batch(query), by_batch(key), by_batch(value)
+        if batch == 1:
+            value = with_strides_of_key(value)
     dtype, made = query.dtype, [t.shape for t in (query, key, value)]
     written, around_bytes, around_numel = query.nbytes, key.nbytes + value.nbytes, 2 * key.numel()
     rows, own, seen = (batch * tokens / SAMPLE, SAMPLE, SAMPLE) if parts.packed else (batch, tokens, every)

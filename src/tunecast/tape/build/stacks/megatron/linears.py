@@ -201,9 +201,8 @@ class SplitLinear(Module):
                 if not (column and parts.tensor > 1 and parts.sequence):
                     let_go(node, 0)  # `clear_tensor_data`
                 grad_x = norm_gradient(grad_x, node.take(2))
-            if wants_weight:
-                self.answer_for(weight)
-            return grad_x, *[None] * (len(node.needs) - 1)
+            grad_weight = self.answer_for(weight) if wants_weight else None
+            return (grad_x, grad_weight) if norm is None else (grad_x, grad_weight, None)
 
         inputs = (x, weight) if norm is None else (x, weight, norm)
         node = start(machine, inputs, back)
@@ -247,18 +246,19 @@ class SplitLinear(Module):
         send(machine, "all_gather", parts, x.dtype, x.numel(), numel)
         return self.gathered[0].alias(whole, None)
 
-    def answer_for(self, weight: Tensor) -> None:
+    def answer_for(self, weight: Tensor) -> Tensor | None:
         """A gradient that was added to the buffer already must be there for autograd all the same, without a content:
         TE has one of each shape for good (module/base.py, `get_dummy_wgrad`), Megatron Core's own layer makes one for
-        each call (tensor_parallel/layers.py, `grad_added_to_main_grad`)."""
+        each call (tensor_parallel/layers.py, `grad_added_to_main_grad`). Of a tied head it waits for the
+        embedding's."""
         machine = self.machine
         if self.in_torch:
-            machine.run("empty", (), weight.shape, weight.dtype)
-            return
+            return machine.run("empty", (), weight.shape, weight.dtype)
         name = f"{DUMMY}.{weight.shape[0]}.{weight.shape[1]}"
         if not any(machine.blocks[block].module == name for block in machine.kept):
             with machine.within(name):
                 machine.kept.add(machine.allocate(weight.nbytes))
+        return None
 
 
 DUMMY = "te_dummy_wgrad"

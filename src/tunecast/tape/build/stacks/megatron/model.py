@@ -19,7 +19,7 @@ from tunecast.tape.build.autograd import Gradients, Node, finish, record, start
 from tunecast.tape.build.dtypes import FLOAT32
 from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.modules import Module, ModuleList
-from tunecast.tape.build.recompute import checkpoint
+from tunecast.tape.build.recompute import checkpoint_reentrant
 from tunecast.tape.build.stacks.megatron.layers import Attention, Experts
 from tunecast.tape.build.stacks.megatron.linears import (
     MegatronRank,
@@ -132,7 +132,7 @@ class Layer(Module):
 
     def __call__(self, hidden_states: Tensor) -> Any:
         if self.recomputed:
-            return checkpoint(self.machine, super().__call__, hidden_states)
+            return checkpoint_reentrant(self.machine, super().__call__, hidden_states)
         return super().__call__(hidden_states)
 
     def forward(self, hidden_states: Tensor) -> Tensor:
