@@ -13,6 +13,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,9 +21,8 @@ from typing import Any
 import pytest
 
 pytest.importorskip("torch")
-for package in ("megatron", "transformer_engine"):  # which here has no library to load, and cannot be imported
-    if importlib.util.find_spec(package) is None:
-        pytest.skip(f"{package} is not installed: tests/environments/megatron.txt", allow_module_level=True)
+if not all(map(importlib.util.find_spec, ("megatron", "transformer_engine"))):  # looked for, not imported: its library
+    pytest.skip("needs megatron-core and TransformerEngine's Python: ./dev megatron", allow_module_level=True)
 
 from tunecast.job import job_from_dict
 from tunecast.tape.build.job_runs import build
@@ -93,7 +93,7 @@ def state_and_rest(steps: list[Any]) -> tuple[int, list[Any]]:
 def test_same_requests_as_megatron(traced: dict[str, Any], name: str) -> None:
     assert not isinstance(traced[name], str), traced[name]
     values, config, lengths = CASES.case(name)
-    tape = build(job_from_dict(values), config, lengths, Card())
+    tape = build(job_from_dict({"stack_version": version("megatron-core"), **values}), config, lengths, Card())
     (our_load, ours), (their_load, theirs) = parted(told(tape.events)), parted(traced[name][0])
     if values["parallel"].get("data") == "zero1":  # a rank's share is a tensor here, there one for each weight in it
         (our_state, ours), (their_state, theirs) = state_and_rest(ours), state_and_rest(theirs)

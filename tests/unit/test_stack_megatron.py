@@ -45,9 +45,7 @@ def sent(tape: Tape, what: str, group: str, step: int = 1) -> list[int]:
 def weights(tape: Tape) -> int:
     """Those that stay."""
     gone = {e.block for e in tape.events if isinstance(e, Free)}
-    return sum(
-        e.nbytes for e in tape.events if isinstance(e, Alloc) and e.role is Role.WEIGHTS and e.block not in gone
-    )
+    return sum(e.nbytes for e in tape.events if isinstance(e, Alloc) and e.role is Role.WEIGHTS and e.block not in gone)
 
 
 def test_products_are_six_flops_a_weight_and_token() -> None:

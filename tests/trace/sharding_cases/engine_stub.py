@@ -1,18 +1,22 @@
-"""What TransformerEngine's C++ does to memory, for its Python to run where its library is not: the outputs each function
-allocates, in the order of transformer_engine/pytorch/csrc/extensions (2.5.0): gemm.cpp, normalization.cpp,
+"""What TransformerEngine's C++ does to memory, for its Python to run where its library is not: the outputs that each
+function allocates, in the order of transformer_engine/pytorch/csrc/extensions (2.5.0): gemm.cpp, normalization.cpp,
 apply_rope.cpp, attention.cpp, multi_tensor.
 
-Left out: workspaces that norms (partial sums of their weights' gradients) and cuDNN's attention ask their kernels for.
+Left out  workspaces that norms (partial sums of their weights' gradients) and cuDNN's attention ask their kernels for.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import enum
+import importlib.util
 import os
 import sys
 import types
+from importlib.metadata import version
 from typing import Any
+
+import torch
 
 DTYPES = ("kByte", "kInt16", "kInt32", "kInt64", "kFloat32", "kFloat16", "kBFloat16", "kFloat8E4M3", "kFloat8E5M2")
 
@@ -35,15 +39,13 @@ class Extension(types.ModuleType):
 
 
 def install() -> None:
-    import torch
-
     tex = Extension("transformer_engine_torch")
     tex.DType = enum.IntEnum("DType", DTYPES, start=0)  # type: ignore[attr-defined]
     tex.NVTE_Fused_Attn_Backend = enum.IntEnum("NVTE_Fused_Attn_Backend", BACKENDS)  # type: ignore[attr-defined]
     of = {
         tex.DType.kFloat32: torch.float32, tex.DType.kFloat16: torch.float16, tex.DType.kBFloat16: torch.bfloat16,
     }  # fmt: skip
-    for name, functions in {
+    for name, function in {
         "generic_gemm": lambda *args, **kwargs: generic_gemm(of, *args, **kwargs),
         "layernorm_fwd": layernorm_fwd,
         "layernorm_bwd": layernorm_bwd,
@@ -59,19 +61,17 @@ def install() -> None:
         "multi_tensor_scale": nothing,
         "multi_tensor_l2norm": multi_tensor_l2norm,
     }.items():
-        setattr(tex, name, functions)
+        setattr(tex, name, function)
     sys.modules["transformer_engine_torch"] = tex
     apex = types.ModuleType("fused_weight_gradient_mlp_cuda")
     apex.wgrad_gemm_accum_fp32 = apex.wgrad_gemm_accum_fp16 = nothing  # type: ignore[attr-defined]
     sys.modules[apex.__name__] = apex
     os.environ["NVTE_PROJECT_BUILDING"] = "1"  # `transformer_engine.common` loads no library
-    import importlib.util
-
     spec = importlib.util.find_spec("transformer_engine")
     assert spec is not None
     package = types.ModuleType("transformer_engine")
     package.__path__ = list(spec.submodule_search_locations or ())
-    package.__version__ = __import__("importlib.metadata").metadata.version("transformer_engine")  # type: ignore[attr-defined]
+    package.__version__ = version("transformer_engine")  # type: ignore[attr-defined]
     sys.modules["transformer_engine"] = package
     import transformer_engine.common as common
 
@@ -84,7 +84,6 @@ def install() -> None:
 
 def take_fused_attention() -> None:
     """It asks for tensors of torch's own class, of which fake ones are not."""
-    import torch
     import transformer_engine.pytorch.attention.dot_product_attention.utils as utils
 
     chosen = utils.get_attention_backend
@@ -99,8 +98,6 @@ def generic_gemm(
     bias_type: Any, gelu: bool, gelu_in: Any, grad: bool, *args: Any, **kwargs: Any,
 ) -> Any:  # fmt: skip
     """D = B A in row-major order: `getGemmOutputShape`."""
-    import torch
-
     rows = b.shape[:-1] if not transb else b.shape[-1:]
     outputs = a.numel() // a.shape[-1] if transa else a.shape[-1]
     if out is None:
@@ -112,34 +109,24 @@ def generic_gemm(
 
 
 def layernorm_fwd(x: Any, weight: Any, bias: Any, eps: float, out: Any, *args: Any) -> Any:
-    import torch
-
     mu, rsigma = (torch.empty((x.shape[0],), dtype=torch.float32, device=x.device) for _ in range(2))
     return torch.empty_like(x) if out is None else out, mu, rsigma
 
 
 def layernorm_bwd(dz: Any, x: Any, mu: Any, rsigma: Any, gamma: Any, *args: Any) -> Any:
-    import torch
-
     return torch.empty_like(x), torch.empty_like(gamma), torch.empty_like(gamma)
 
 
 def rmsnorm_fwd(x: Any, weight: Any, eps: float, out: Any, *args: Any) -> Any:
-    import torch
-
     rsigma = torch.empty((x.shape[0],), dtype=torch.float32, device=x.device)
     return torch.empty_like(x) if out is None else out, None, rsigma
 
 
 def rmsnorm_bwd(dz: Any, x: Any, rsigma: Any, gamma: Any, *args: Any) -> Any:
-    import torch
-
     return torch.empty_like(x), torch.empty_like(gamma)
 
 
 def fused_rope_forward(x: Any, *args: Any) -> Any:
-    import torch
-
     return torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
 
@@ -150,8 +137,6 @@ def fused_attn_fwd(
     max_q: int, max_kv: int, is_training: bool, scale: float, dropout: float, set_zero: bool, layout: Any, *args: Any,
 ) -> Any:  # fmt: skip
     """The output, and cuDNN's statistics [batch, heads, tokens, 1] with the state of the generator."""
-    import torch
-
     cu_seqlens, q, v = args[3], args[5], args[7]
     o = torch.empty((*q.shape[:-1], v.shape[-1]), dtype=q.dtype, device=q.device)
     state = torch.empty((2,), dtype=torch.int64, device=q.device)
@@ -161,15 +146,11 @@ def fused_attn_fwd(
 
 
 def fused_attn_bwd(max_q: int, max_kv: int, *args: Any) -> Any:
-    import torch
-
     q, k, v = args[10], args[11], args[12]
     return [*(torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v)), None]
 
 
 def multi_tensor_l2norm(size: int, noop: Any, tensors: Any, per_tensor: bool = False) -> Any:
-    import torch
-
     output = torch.zeros((320,), dtype=torch.float32, device=noop.device)
     del output
     return torch.empty((1,), dtype=torch.float32, device=noop.device), torch.empty(0, device=noop.device)

@@ -1,8 +1,8 @@
-"""Trace one rank of Megatron Core around small models, many after each other: python trace_megatron.py CASES.json OUT.json
+"""Trace one rank of Megatron Core around small models, one after the other: python trace_megatron.py CASES OUT
 
-CASES is a list of [id, job, config, lengths]; OUT maps ids to events and collectives as trace_all.py tells them. Model,
-gradient buffers, optimizer and loss are Megatron Core's own, its layers TransformerEngine's Python over a stand-in for
-its C++ (engine_stub.py), on a process group that is not there.
+CASES is a file with a list of [id, job, config, lengths]; OUT maps ids to events and collectives as trace_all.py tells
+them. Model, gradient buffers, optimizer and loss are Megatron Core's own, its layers TransformerEngine's Python over a
+stand-in for its C++ (engine_stub.py), on a process group that is not there.
 """
 
 from __future__ import annotations
@@ -41,28 +41,30 @@ def train(job: Job, config: Any, lengths: list[int], recorder: Any) -> None:
     model_parallel_cuda_manual_seed(1)
     dtype = getattr(torch, job.weights_dtype)
     ways = job.parallel.tensor
-    told = TransformerConfig(
+    tokens_split = ways > 1 and job.parallel.sequence_parallel is not False
+    shape = TransformerConfig(
         num_layers=config["num_hidden_layers"], hidden_size=config["hidden_size"],
         num_attention_heads=config["num_attention_heads"], num_query_groups=config["num_key_value_heads"],
         ffn_hidden_size=config["intermediate_size"], add_bias_linear=False, gated_linear_unit=True,
         activation_func=F.silu, normalization="RMSNorm", hidden_dropout=0.0, attention_dropout=0.0,
         params_dtype=dtype, pipeline_dtype=dtype, bf16=dtype is torch.bfloat16, tensor_model_parallel_size=ways,
-        sequence_parallel=ways > 1 and job.parallel.sequence_parallel is not False, perform_initialization=False, gradient_accumulation_fusion=True,
-        bias_activation_fusion=True, bias_dropout_fusion=True, apply_rope_fusion=True, **(RECOMPUTED if job.gradient_checkpointing else {}),
+        sequence_parallel=tokens_split, perform_initialization=False, gradient_accumulation_fusion=True,
+        bias_activation_fusion=True, bias_dropout_fusion=True, apply_rope_fusion=True,
+        **(RECOMPUTED if job.gradient_checkpointing else {}),
     )  # fmt: skip
     model = GPTModel(
-        told, get_gpt_layer_with_transformer_engine_spec(), config["vocab_size"], lengths[0],
+        shape, get_gpt_layer_with_transformer_engine_spec(), config["vocab_size"], lengths[0],
         position_embedding_type="rope", share_embeddings_and_output_weights=config["tie_word_embeddings"],
     )  # fmt: skip
     model.cuda()
     shares = job.parallel.data == "zero1"
     wide = gradients_dtype(job).name == "float32"
     wrapped = DistributedDataParallel(
-        told, DistributedDataParallelConfig(grad_reduce_in_fp32=wide, use_distributed_optimizer=shares), model
+        shape, DistributedDataParallelConfig(grad_reduce_in_fp32=wide, use_distributed_optimizer=shares), model
     )
     optimizer = get_megatron_optimizer(
         OptimizerConfig(
-            optimizer="adam", lr=1e-4, bf16=told.bf16, params_dtype=dtype, use_distributed_optimizer=shares,
+            optimizer="adam", lr=1e-4, bf16=shape.bf16, params_dtype=dtype, use_distributed_optimizer=shares,
             clip_grad=job.max_grad_norm,
         ),
         [wrapped],

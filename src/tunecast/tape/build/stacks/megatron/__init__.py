@@ -10,25 +10,30 @@ beside the products they feed (`tp_comm_overlap`), TransformerEngine's loss, gra
 (`grad_reduce_in_fp32=False`). Megatron is run as `pretrain_gpt.py` runs with --bf16: it waits for collectives, takes
 the loss in float32 and adds gradients up in float32 (`--accumulate-allreduce-grads-in-fp32`).
 A pipeline is its first stage or its last (`sharding/layers.py` has cut the model and says which).
-Nothing of it was traced: TransformerEngine needs a card. The tape says so.
 
-Checked  memory: Megatron-LM's own functional tests (benchmarks/data/megatron_ci.jsonl)
+Source   NVIDIA/Megatron-LM, core 0.13.0 and 0.16.1 (`stack_version` says which, of what is Megatron's); TE 2.5.0
+Checked  tests/trace/test_megatron.py: Megatron Core and TE's Python, traced: dense models of RMSNorm and SwiGLU in
+         bfloat16, alone, with tensor parallelism, replicated and sharing the optimizer, event for event but for what
+         TE's and cuDNN's kernels borrow. Nobody traced pipelines, context or expert parallelism, adapters, low
+         precisions, dropout, learned positions: the tape says so.
+         Memory of Megatron-LM's own functional tests (benchmarks/data/megatron_ci.jsonl).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tunecast.job.job import Job
+from tunecast.job.releases import numbers
 from tunecast.job.shardings import sharding_of
 from tunecast.tape.build.autograd import backward
 from tunecast.tape.build.dtypes import DTYPES, INT64, Dtype
 from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.modules import bring
-from tunecast.tape.build.stacks import Refusals, leaves_out, no_such_model
+from tunecast.tape.build.stacks import Refusals, followed, leaves_out, no_such_model
 from tunecast.tape.build.stacks.megatron.layers import KERNELS
-from tunecast.tape.build.stacks.megatron.linears import MegatronRank, shape_of
+from tunecast.tape.build.stacks.megatron.linears import MegatronRank, MegatronShape, shape_of
 from tunecast.tape.build.stacks.megatron.model import GPT, LORA_TARGETS
 from tunecast.tape.build.stacks.megatron.optimizer import DataExchange, MegatronOptimizer
 from tunecast.tape.build.stacks.torchtitan.loop import places
@@ -40,7 +45,8 @@ REFUSES: Refusals = {
     "quantization": lambda job: job.quantization.format not in (None, "float8"),
     "autocast": lambda job: job.autocast not in (None, job.weights_dtype),
     **leaves_out("compile", "kernels", "loss", "optimizer_in_backward", "recompute", "offload_activations"),
-    **leaves_out("transformers_version", "stack_version"),
+    **leaves_out("transformers_version"),
+    "stack_version": lambda job: runs_nemo(job) and job.stack_version is not None,
     "optimizer": lambda job: job.optimizer not in ("adamw_torch", "adamw_torch_fused"),
     "attention": lambda job: job.attention not in (*KERNELS, "eager"),
     "checkpoint_reentrant": lambda job: job.checkpoint_reentrant is not None,
@@ -48,7 +54,8 @@ REFUSES: Refusals = {
     "master_weights": lambda job: asks_in_vain(job) and job.master_weights == "remainders",
     "lora.dora": lambda job: job.method != "full" and job.lora.dora,
 }
-UNTRACED = "Megatron Core and TransformerEngine follow their source and figures of their tests; none of it was traced"
+KERNELS_UNTRACED = "what TransformerEngine's and cuDNN's kernels borrow was not traced and is left out"
+UNTRACED = "Megatron Core follows its source and figures of its tests; nobody traced it with "
 UNFUSED_LOSS = ("nemotron",)
 """Architectures whose recipes turn the fused loss off (nemo/collections/llm/recipes/nemotron3_8b.py, nemotron4_15b.py,
 nemotron4_340b.py)."""
@@ -62,8 +69,10 @@ def model(machine: Machine, config: Mapping[str, Any]) -> Any:
 
 
 def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: Machine) -> None:
-    machine.guesses[UNTRACED] = None
     gpt = load(job, config, machine)
+    machine.guesses[KERNELS_UNTRACED] = None
+    if untraced := ", ".join(ways_untraced(job, gpt.shape)):
+        machine.guesses[UNTRACED + untraced] = None
     trained = [p for p in gpt.parameters() if p.requires_grad]
     for parameter in trained:
         parameter.after_gradient = let_gradient_go
@@ -84,6 +93,26 @@ def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: 
         machine.phase, machine.module = Phase.OTHER, ""
     optimizer.begin_step()
     machine.end()
+
+
+def ways_untraced(job: Job, shape: MegatronShape) -> Iterator[str]:
+    """What tests/trace/test_megatron.py has no case of."""
+    parallel = job.parallel
+    ways = {
+        "pipelines": parallel.pipeline > 1,
+        "context parallelism": parallel.context > 1,
+        "experts": shape.experts > 0,
+        "adapters": job.method != "full",
+        "products of 8 bits or fewer": job.matmul_dtype is not None,
+        "overlapped tensor parallelism": overlaps(job) and parallel.tensor > 1,
+        "an optimizer that is aware of precisions": is_aware(job),
+        "weights in float32": job.weights_dtype == "float32",
+        "attention other than cuDNN's": job.attention != "sdpa",
+        "learned positions, biases or dropout": bool(shape.positions or shape.bias or shape.dropout),
+        "layers without gates": not shape.gated,
+        "NeMo's fused loss": runs_nemo(job),
+    }
+    return (name for name, asked in ways.items() if asked)
 
 
 def let_gradient_go(parameter: Tensor) -> None:
@@ -146,7 +175,7 @@ def parts_of(job: Job) -> MegatronRank:
         parallel.tensor, parallel.context, parallel.expert, overlaps(job), low,
         parallel.sequence_parallel is not False, job.attention, frozen, gradients_dtype(job),
         job.lora.dropout or 0.0, job.task == "sft" and job.data.packing,
-        runs_nemo(job),
+        numbers(followed(job)["megatron-core"]), runs_nemo(job),
     )  # fmt: skip
 
 

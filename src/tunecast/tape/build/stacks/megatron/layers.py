@@ -58,26 +58,27 @@ class Attention(Module):
     def forward(self, hidden_states: Tensor) -> Tensor:
         shape, ways = self.shape, self.parts.tensor
         mixed_qkv = self.linear_qkv(hidden_states)
-        tokens, batch = mixed_qkv.shape[:2]
         called(self.machine, self.parts)
+        held = None
         widths = [shape.heads * shape.head // ways, *[shape.key_heads * shape.head // ways] * 2]
         query, key, value = mixed_qkv.split(widths, 2)
         if not shape.positions:
             groups = shape.key_heads // ways
             if 1 < groups < shape.heads // ways:  # queries of a group lie beside its key and value
                 query = query.contiguous()
+            held = query if self.parts.holds_queries else None
             rope = "fused_rope_fwd", "fused_rope_bwd"  # `fused_apply_rotary_pos_emb`: the table is all that is kept
             query = in_one_kernel(query, query.shape, *rope)
             key = in_one_kernel(key, key.shape, *rope)
         del mixed_qkv
         attention = attend_eagerly if self.parts.attention == "eager" else attend
-        core = attention(query, key, value, shape, self.parts)
-        return self.linear_proj(core)
+        out = self.linear_proj(attention(query, key, value, shape, self.parts))
+        del held
+        return out
 
 
 def by_batch(x: Tensor) -> Tensor:
-    """[batch, tokens, heads x head]: where rotation is one kernel, attention's layout is `bshd`
-    (megatron/core/extensions/transformer_engine.py, `TEDotProductAttention.forward`)."""
+    """[batch, tokens, heads x head]."""
     return x.transpose(0, 1).contiguous()
 
 
@@ -99,10 +100,13 @@ def attend(query: Tensor, key: Tensor, value: Tensor, shape: MegatronShape, part
     tokens, batch = query.shape[:2]
     every = tokens * parts.context
     heads, key_heads = shape.heads // ways, max(1, shape.key_heads // ways)
-    if not shape.positions:
+    turned = parts.by_batch and not shape.positions
+    if turned:
         query, key, value = by_batch(query), by_batch(key), by_batch(value)
         if batch == 1:
             value = with_strides_of_key(value)
+    elif not shape.positions:  # apart from each other, all three have to lie in order (TE's `get_qkv_layout`)
+        value = value.contiguous()
     dtype, made = query.dtype, [t.shape for t in (query, key, value)]
     written, around_bytes, around_numel = query.nbytes, key.nbytes + value.nbytes, 2 * key.numel()
     rows, own, seen = (batch * tokens / SAMPLE, SAMPLE, SAMPLE) if parts.packed else (batch, tokens, every)
@@ -148,7 +152,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, shape: MegatronShape, part
     settle()
     held = out.detach() if parts.frozen is None else machine.run("_to_copy", (out,), out.shape, parts.frozen)
     out = finish(node, out, held, statistics)
-    return out if shape.positions else out.transpose(0, 1)
+    return out.transpose(0, 1) if turned else out
 
 
 def attend_eagerly(query: Tensor, key: Tensor, value: Tensor, shape: MegatronShape, parts: MegatronRank) -> Tensor:

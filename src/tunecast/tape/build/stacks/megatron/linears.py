@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
+from tunecast.job.releases import RELEASES, Numbers, numbers
 from tunecast.records import NamedTuple
 from tunecast.tape.build import functional as F
 from tunecast.tape.build.autograd import Gradients, Node, finish, record, start
@@ -120,8 +121,22 @@ class MegatronRank(NamedTuple):
     packed: bool = False
     """Rows are of several samples that attention keeps apart (`thd`, with `cu_seqlens`)."""
 
+    release: Numbers = numbers(RELEASES["megatron-core"].newest)
+    """Of Megatron Core."""
     graphed: bool = True
     """Layers are launched as CUDA graphs, as performance recipes have them; else Python calls every module."""
+
+    @property
+    def by_batch(self) -> bool:
+        """Whether attention takes rotated queries and keys as `bshd` (extensions/transformer_engine.py,
+        `TEDotProductAttention.forward`, before 0.14)."""
+        return self.release < (0, 14)
+
+    @property
+    def holds_queries(self) -> bool:
+        """Whether queries are held before their rotation too (transformer/attention.py, `Attention.forward`,
+        `qkv_output`, from 0.15 on)."""
+        return self.release >= (0, 15)
 
     @property
     def beside(self) -> bool:
@@ -141,6 +156,7 @@ class SplitLinear(Module):
         self.parts, self.split = parts, split
         self.in_torch = in_torch
         self.gathered: list[Tensor] = []
+        self.stand_in: list[Tensor] = []
         ways = parts.tensor
         self.inputs, self.outputs = (inputs, outputs // ways) if split == "column" else (inputs // ways, outputs)
         self.norm: Any = self.parameter(inputs) if norm else None
@@ -188,10 +204,10 @@ class SplitLinear(Module):
                 whole = None
                 if wants_weight:
                     whole = self.all_tokens(node.take(0)) if column else node.take(0)
-                grad_x = made = None
+                grad_x = _unsummed = None
                 if wants_x:
                     turned = transpose_cast(weight, parts)
-                    made, grad_x = self.product_and_sums(gradient, shape, self.outputs, dtype, sums=column)
+                    _unsummed, grad_x = self.product_and_sums(gradient, shape, self.outputs, dtype, sums=column)
                     del turned
                 if whole is not None:
                     settle(machine, parts)
@@ -248,12 +264,16 @@ class SplitLinear(Module):
 
     def answer_for(self, weight: Tensor) -> Tensor | None:
         """A gradient that was added to the buffer already must be there for autograd all the same, without a content:
-        TE has one of each shape for good (module/base.py, `get_dummy_wgrad`), Megatron Core's own layer makes one for
-        each call (tensor_parallel/layers.py, `grad_added_to_main_grad`). Of a tied head it waits for the
-        embedding's."""
+        TE has one of each shape for good (module/base.py, `get_dummy_wgrad`). So has Megatron Core's own layer from
+        0.14 on, which before made one for each call (tensor_parallel/layers.py, `grad_added_to_main_grad`). Of a tied
+        head it waits for the embedding's."""
         machine = self.machine
         if self.in_torch:
-            return machine.run("empty", (), weight.shape, weight.dtype)
+            if not self.stand_in or self.parts.release < (0, 14):
+                self.stand_in = [machine.run("empty", (), weight.shape, weight.dtype)]
+            if self.parts.release < (0, 14):
+                return self.stand_in.pop()
+            return self.stand_in[0].alias(weight.shape, None)
         name = f"{DUMMY}.{weight.shape[0]}.{weight.shape[1]}"
         if not any(machine.blocks[block].module == name for block in machine.kept):
             with machine.within(name):
