@@ -1,9 +1,10 @@
 """Megatron Core and NeMo (which runs it): one rank's training program on paper.
 
 layers.py     Megatron Core's attention and experts on paper, one rank's heads, with TE's kernels
-linears.py    the shape of a model; TransformerEngine's linear layers on paper
+linears.py    TransformerEngine's linear layers on paper
 model.py      Megatron Core's GPT on paper, one rank's part of it, and its loss
 optimizer.py  Megatron's optimizer on paper, and what data-parallel ranks exchange
+shape.py      what Megatron's arguments say of a model
 
 Weights are 16 bits with float32 masters. NeMo is run as its performance recipes are: collectives of tensor parallelism
 beside the products they feed (`tp_comm_overlap`), TransformerEngine's loss, gradients in the weights' dtype
@@ -33,9 +34,10 @@ from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.modules import bring
 from tunecast.tape.build.stacks import Refusals, followed, leaves_out, no_such_model
 from tunecast.tape.build.stacks.megatron.layers import KERNELS
-from tunecast.tape.build.stacks.megatron.linears import MegatronRank, MegatronShape, shape_of
+from tunecast.tape.build.stacks.megatron.linears import MegatronRank
 from tunecast.tape.build.stacks.megatron.model import GPT, LORA_TARGETS
 from tunecast.tape.build.stacks.megatron.optimizer import DataExchange, MegatronOptimizer
+from tunecast.tape.build.stacks.megatron.shape import MegatronShape, shape_of
 from tunecast.tape.build.stacks.torchtitan.loop import places
 from tunecast.tape.build.tensor import Tensor
 from tunecast.tape.op import Phase, Role

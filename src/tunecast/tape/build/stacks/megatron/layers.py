@@ -17,7 +17,6 @@ from tunecast.tape.build.modules import Module
 from tunecast.tape.build.stacks.megatron.linears import (
     Factor,
     MegatronRank,
-    MegatronShape,
     SplitLinear,
     activate,
     called,
@@ -25,6 +24,7 @@ from tunecast.tape.build.stacks.megatron.linears import (
     quantize,
     rms_norm,
 )
+from tunecast.tape.build.stacks.megatron.shape import MegatronShape
 from tunecast.tape.build.tensor import Tensor
 
 # ------------------------------------------------------------------------------------------------------------ attention

@@ -1,6 +1,4 @@
-"""What Megatron's arguments say of a model, read off its config.json.
-
-TransformerEngine's linear layers on paper, as Megatron Core splits them over tensor-parallel ranks.
+"""TransformerEngine's linear layers on paper, as Megatron Core splits them over tensor-parallel ranks.
 
 A column layer holds some of the outputs, a row layer some of the inputs. With sequence parallelism each rank has its
 part of the tokens outside them: a column layer gathers all tokens before it multiplies, a row layer scatters the sums
@@ -16,7 +14,7 @@ In float8 or float4, inputs, weights and gradients are cast with their transpose
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import prod
 from typing import Any
 
@@ -29,70 +27,6 @@ from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.modules import Module
 from tunecast.tape.build.tensor import Tensor
 from tunecast.units import MIB
-
-# ------------------------------------------------------------------------------------------------- the shape of a model
-
-
-class MegatronShape(NamedTuple):
-    """What Megatron's arguments say of a model."""
-
-    layers: int
-    width: int
-    heads: int
-    key_heads: int
-    head: int
-    inner: int
-    vocabulary: int
-    gated: bool
-    tied: bool
-    experts: int = 0
-    chosen: int = 0
-    expert_inner: int = 0
-    shared_inner: int = 0
-    dense_layers: int = 0
-    """The first layers of a model with experts that have none."""
-    positions: int = 0
-    """Learned ones; 0: rotated queries and keys."""
-    bias: bool = False
-    """Of every linear layer but the head, and of norms."""
-    dropout: float = 0.0
-    """Of what attention and MLP add to the residual, and of the embedding."""
-    attention_dropout: float = 0.0
-
-
-def shape_of(config: Mapping[str, Any]) -> MegatronShape | None:
-    text = config.get("text_config", config)
-    width = text.get("hidden_size") or text.get("n_embd")
-    heads = text.get("num_attention_heads") or text.get("n_head")
-    layers = text.get("num_hidden_layers") or text.get("n_layer")
-    if not (width and heads and layers):
-        return None
-    experts = text.get("num_local_experts") or text.get("num_experts") or text.get("n_routed_experts") or 0
-    inner = text.get("intermediate_size") or text.get("n_inner") or 4 * width
-    expert_inner = text.get("moe_intermediate_size") or (inner if experts else 0)
-    gpt = text.get("model_type") in ("gpt2", "gpt_neox", "nemotron") and not text.get("gated_linear_unit")
-    return MegatronShape(
-        layers, width, heads, text.get("num_key_value_heads") or heads, text.get("head_dim") or width // heads, inner,
-        text["vocab_size"], not gpt, bool(text.get("tie_word_embeddings", gpt)), experts,
-        text.get("num_experts_per_tok") or 0, expert_inner,
-        text.get("shared_expert_intermediate_size") or (text.get("n_shared_experts") or 0) * expert_inner,
-        text.get("first_k_dense_replace") or 0, *_old_ways(text),
-    )  # fmt: skip
-
-
-def _old_ways(text: Mapping[str, Any]) -> tuple[int, bool, float, float]:
-    """Positions, biases and dropout of GPT-2, whose defaults are Megatron's own (--hidden-dropout 0.1). What NeMo's
-    GPTConfig has other names for goes by those."""
-    if text.get("model_type") != "gpt2":
-        return 0, text.get("model_type") == "gpt_neox", 0.0, 0.0
-    learned = text.get("position_embedding_type", "learned_absolute") == "learned_absolute"
-    positions = text.get("n_positions") or 1024
-    bias = text.get("add_bias_linear", True)
-    return positions if learned else 0, bias, text.get("resid_pdrop", 0.1), text.get("attn_pdrop", 0.1)
-
-
-# -------------------------------------------------------------------------------------------------------- linear layers
-
 
 TENSOR_STREAM = 6
 """Collectives of tensor parallelism, where they run beside the product they feed (user buffers of TE)."""
@@ -125,6 +59,9 @@ class MegatronRank(NamedTuple):
     """Of Megatron Core."""
     graphed: bool = True
     """Layers are launched as CUDA graphs, as performance recipes have them; else Python calls every module."""
+    fused_sums: bool = True
+    """Products add gradients of weights to the buffer themselves (`gradient_accumulation_fusion`); else each is a
+    tensor first."""
 
     @property
     def by_batch(self) -> bool:
@@ -266,13 +203,13 @@ class SplitLinear(Module):
         """A gradient that was added to the buffer already must be there for autograd all the same, without a content:
         TE has one of each shape for good (module/base.py, `get_dummy_wgrad`). So has Megatron Core's own layer from
         0.14 on, which before made one for each call (tensor_parallel/layers.py, `grad_added_to_main_grad`). Of a tied
-        head it waits for the embedding's."""
-        machine = self.machine
+        head it waits for the embedding's. Where products do not add to the buffer, it is the gradient."""
+        machine, parts = self.machine, self.parts
+        if not parts.fused_sums or (self.in_torch and parts.release < (0, 14)):
+            return machine.run("empty", (), weight.shape, weight.dtype)
         if self.in_torch:
-            if not self.stand_in or self.parts.release < (0, 14):
+            if not self.stand_in:
                 self.stand_in = [machine.run("empty", (), weight.shape, weight.dtype)]
-            if self.parts.release < (0, 14):
-                return self.stand_in.pop()
             return self.stand_in[0].alias(weight.shape, None)
         name = f"{DUMMY}.{weight.shape[0]}.{weight.shape[1]}"
         if not any(machine.blocks[block].module == name for block in machine.kept):

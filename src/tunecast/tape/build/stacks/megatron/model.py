@@ -23,7 +23,6 @@ from tunecast.tape.build.recompute import checkpoint_reentrant
 from tunecast.tape.build.stacks.megatron.layers import Attention, Experts
 from tunecast.tape.build.stacks.megatron.linears import (
     MegatronRank,
-    MegatronShape,
     SplitLinear,
     activate,
     dropout_add,
@@ -31,6 +30,7 @@ from tunecast.tape.build.stacks.megatron.linears import (
     scatter,
 )
 from tunecast.tape.build.stacks.megatron.optimizer import DataExchange
+from tunecast.tape.build.stacks.megatron.shape import MegatronShape
 from tunecast.tape.build.tensor import Tensor
 
 # ------------------------------------------------------------------------------------------------------------- the loss
