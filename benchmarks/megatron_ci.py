@@ -12,9 +12,12 @@ import argparse
 import json
 import statistics
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from unittest.mock import patch
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "src")]
@@ -27,6 +30,7 @@ from tunecast.hardware import gpu as gpu_named  # noqa: E402
 from tunecast.job import job_from_dict  # noqa: E402
 from tunecast.prediction.modelled import card_of, require_modelled  # noqa: E402
 from tunecast.tape.build.job_runs import fold_rank  # noqa: E402
+from tunecast.tape.build.stacks import megatron  # noqa: E402
 from tunecast.tape.program import FREE, Program  # noqa: E402
 from tunecast.tape.shorten import with_few_micro_batches  # noqa: E402
 
@@ -35,6 +39,14 @@ MIB = 2**20
 LARGER_WORKSPACES = {":4096:8": {"a100-sxm-80gb": 2 * (32 * MIB - (8 * MIB + 128 * 1024))}}
 """Most tests set CUBLAS_WORKSPACE_CONFIG for the sake of determinism: on cards whose workspaces are smaller by
 themselves, torch's two (forward and backward) are so much larger than a job's."""
+
+
+@contextmanager
+def without_fused_sums() -> Iterator[None]:
+    """All of the tests are run with --no-gradient-accumulation-fusion, which a job cannot say."""
+    of_job = megatron.parts_of
+    with patch.object(megatron, "parts_of", lambda job: of_job(job)._replace(fused_sums=False)):
+        yield
 
 
 def alive_bytes(rows: Program) -> tuple[int, int]:
@@ -62,7 +74,8 @@ def compared(row: Row, folder: str) -> Row:
         job = job_from_dict({**row["job"], "model": str(path)})
         require_modelled(job)
         card = card_of(gpu_named(job.hardware.gpu))
-        folded = fold_rank(with_few_micro_batches(job), row["config"], card, last=True)
+        with without_fused_sums():
+            folded = fold_rank(with_few_micro_batches(job), row["config"], card, last=True)
         more = LARGER_WORKSPACES.get(row["cublas_workspace"], {}).get(job.hardware.gpu, 0)
         between, most = (alive + more for alive in alive_bytes(folded.program))
         step_s = step_of(job)["step_s"]

@@ -10,7 +10,7 @@ from tunecast.errors import TunecastError
 from tunecast.job.mapping import job_from_dict
 from tunecast.tape.build.job_runs import build
 from tunecast.tape.card import Card
-from tunecast.tape.op import Alloc, Op, Role, Tape
+from tunecast.tape.op import Alloc, Free, Op, Role, Tape
 
 CONFIG: dict[str, Any] = {
     "model_type": "llama", "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2,
@@ -43,7 +43,9 @@ def sent(tape: Tape, what: str, group: str, step: int = 1) -> list[int]:
 
 
 def weights(tape: Tape) -> int:
-    return sum(e.nbytes for e in tape.events if isinstance(e, Alloc) and e.role is Role.WEIGHTS)
+    """Those that stay."""
+    gone = {e.block for e in tape.events if isinstance(e, Free)}
+    return sum(e.nbytes for e in tape.events if isinstance(e, Alloc) and e.role is Role.WEIGHTS and e.block not in gone)
 
 
 def test_products_are_six_flops_a_weight_and_token() -> None:
@@ -111,8 +113,6 @@ def test_a_first_stage_holds_as_many_micro_batches_as_there_are_stages() -> None
 
 
 def max_live(tape: Tape, role: Role) -> int:
-    from tunecast.tape.op import Free
-
     live: dict[int, int] = {}
     most = 0
     for event in tape.events:

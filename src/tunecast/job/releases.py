@@ -50,7 +50,7 @@ RELEASES: Mapping[str, Followed] = {
     "litgpt": Followed("0.3.1", ("0.3.1", "0.4.13", "0.5.13")),
     "torchtitan": Followed("0.1.0", ("0.1.0", "0.2.0", "0.2.2")),
     "torchao": Followed("0.18.0", ("0.18.0",)),
-    "megatron-core": Followed("0.13.0", ("0.13.0",)),
+    "megatron-core": Followed("0.13.0", ("0.13.0", "0.16.1")),
     "nemo-automodel": Followed("0.5.0", ("0.5.0",)),
 }
 FIELDS: Mapping[str, str] = {

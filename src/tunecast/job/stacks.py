@@ -43,6 +43,8 @@ class Stack:
     """transformers' Trainer: its loop, its checkpoints, its arguments and launcher."""
     uses_accelerate: bool = False
     """The Trainer's ways of sharing a job among cards too."""
+    package: str | None = None
+    """Whose release `stack_version` is, where the stack has another name."""
     uses_megatron: bool = False
     """Megatron Core with TransformerEngine's layers."""
     has_trainer_sampler: bool = False
@@ -244,6 +246,7 @@ _MEGATRON = Stack(
     "megatron",
     "megatron",
     {**_TORCH, **_newest("megatron-core"), "transformer-engine": "2.5"},
+    package="megatron-core",
     uses_megatron=True,
     shardings=("ddp", "zero1"),
     splits=("tensor", "pipeline", "context", "expert"),

@@ -46,8 +46,9 @@ TRACE_INSTEAD = "To fix: trace your own script, `tunecast trace -- train.py`"
 
 def followed(job: Job) -> Mapping[str, str]:
     """The releases this job's tape follows."""
-    asked = {"torch": era_of(job).torch, job.stack: job.stack_version, **stated(job)}
-    default = stack_of(job).follows
+    stack = stack_of(job)
+    asked = {"torch": era_of(job).torch, stack.package or stack.name: job.stack_version, **stated(job)}
+    default = stack.follows
     return {**default, **{name: version for name, version in asked.items() if version and name in default}}
 
 

@@ -14,6 +14,7 @@
     flash_kernels.py     its CUDA extensions: they allocate in the order of the C++ code
     fsdp.py              `fully_shard`: its blocks get names, its copies their tables
     inductor/            torch.compile: the real compiler runs, its kernels do not
+    megatron.py          states of Megatron Core's random numbers
     transformers.py      `from_pretrained` without weights
     triton.py            a launch of a Triton kernel is one operation
     unsloth.py           what Unsloth asks of the machine
@@ -90,6 +91,7 @@ def install(recorder: Any) -> None:
         flash_attention,
         fsdp,
         inductor,
+        megatron,
         transformers,
         triton,
         unsloth,
@@ -97,6 +99,6 @@ def install(recorder: Any) -> None:
 
     for package in (
         accelerate, apollo, bitsandbytes, collectives, ddp, deepspeed, distributed, dtensor, flash_attention, fsdp,
-        inductor, transformers, triton, unsloth,
+        inductor, megatron, transformers, triton, unsloth,
     ):  # fmt: skip
         package.install(recorder)

@@ -1,36 +1,43 @@
 """Megatron Core and NeMo (which runs it): one rank's training program on paper.
 
 layers.py     Megatron Core's attention and experts on paper, one rank's heads, with TE's kernels
-linears.py    the shape of a model; TransformerEngine's linear layers on paper
+linears.py    TransformerEngine's linear layers on paper
 model.py      Megatron Core's GPT on paper, one rank's part of it, and its loss
 optimizer.py  Megatron's optimizer on paper, and what data-parallel ranks exchange
+shape.py      what Megatron's arguments say of a model
 
 Weights are 16 bits with float32 masters. NeMo is run as its performance recipes are: collectives of tensor parallelism
 beside the products they feed (`tp_comm_overlap`), TransformerEngine's loss, gradients in the weights' dtype
 (`grad_reduce_in_fp32=False`). Megatron is run as `pretrain_gpt.py` runs with --bf16: it waits for collectives, takes
 the loss in float32 and adds gradients up in float32 (`--accumulate-allreduce-grads-in-fp32`).
 A pipeline is its first stage or its last (`sharding/layers.py` has cut the model and says which).
-Nothing of it was traced: TransformerEngine needs a card. The tape says so.
 
-Checked  memory: Megatron-LM's own functional tests (benchmarks/data/megatron_ci.jsonl)
+Source   NVIDIA/Megatron-LM, core 0.13.0 and 0.16.1 (`stack_version` says which, of what is Megatron's); TE 2.5.0
+Checked  tests/trace/test_megatron.py: Megatron Core and TE's Python, traced: dense models of RMSNorm and SwiGLU in
+         bfloat16, alone, with tensor parallelism, replicated and sharing the optimizer, event for event but for what
+         TE's and cuDNN's kernels borrow. Nobody traced pipelines, context or expert parallelism, adapters, low
+         precisions, dropout, learned positions: the tape says so.
+         Memory of Megatron-LM's own functional tests (benchmarks/data/megatron_ci.jsonl).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tunecast.job.job import Job
+from tunecast.job.releases import numbers
 from tunecast.job.shardings import sharding_of
 from tunecast.tape.build.autograd import backward
 from tunecast.tape.build.dtypes import DTYPES, INT64, Dtype
 from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.modules import bring
-from tunecast.tape.build.stacks import Refusals, leaves_out, no_such_model
+from tunecast.tape.build.stacks import Refusals, followed, leaves_out, no_such_model
 from tunecast.tape.build.stacks.megatron.layers import KERNELS
-from tunecast.tape.build.stacks.megatron.linears import MegatronRank, shape_of
+from tunecast.tape.build.stacks.megatron.linears import MegatronRank
 from tunecast.tape.build.stacks.megatron.model import GPT, LORA_TARGETS
 from tunecast.tape.build.stacks.megatron.optimizer import DataExchange, MegatronOptimizer
+from tunecast.tape.build.stacks.megatron.shape import MegatronShape, shape_of
 from tunecast.tape.build.stacks.torchtitan.loop import places
 from tunecast.tape.build.tensor import Tensor
 from tunecast.tape.op import Phase, Role
@@ -40,7 +47,8 @@ REFUSES: Refusals = {
     "quantization": lambda job: job.quantization.format not in (None, "float8"),
     "autocast": lambda job: job.autocast not in (None, job.weights_dtype),
     **leaves_out("compile", "kernels", "loss", "optimizer_in_backward", "recompute", "offload_activations"),
-    **leaves_out("transformers_version", "stack_version"),
+    **leaves_out("transformers_version"),
+    "stack_version": lambda job: runs_nemo(job) and job.stack_version is not None,
     "optimizer": lambda job: job.optimizer not in ("adamw_torch", "adamw_torch_fused"),
     "attention": lambda job: job.attention not in (*KERNELS, "eager"),
     "checkpoint_reentrant": lambda job: job.checkpoint_reentrant is not None,
@@ -48,7 +56,8 @@ REFUSES: Refusals = {
     "master_weights": lambda job: asks_in_vain(job) and job.master_weights == "remainders",
     "lora.dora": lambda job: job.method != "full" and job.lora.dora,
 }
-UNTRACED = "Megatron Core and TransformerEngine follow their source and figures of their tests; none of it was traced"
+KERNELS_UNTRACED = "what TransformerEngine's and cuDNN's kernels borrow was not traced and is left out"
+UNTRACED = "Megatron Core follows its source and figures of its tests; nobody traced it with "
 UNFUSED_LOSS = ("nemotron",)
 """Architectures whose recipes turn the fused loss off (nemo/collections/llm/recipes/nemotron3_8b.py, nemotron4_15b.py,
 nemotron4_340b.py)."""
@@ -62,9 +71,13 @@ def model(machine: Machine, config: Mapping[str, Any]) -> Any:
 
 
 def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: Machine) -> None:
-    machine.guesses[UNTRACED] = None
     gpt = load(job, config, machine)
+    machine.guesses[KERNELS_UNTRACED] = None
+    if untraced := ", ".join(ways_untraced(job, gpt.shape)):
+        machine.guesses[UNTRACED + untraced] = None
     trained = [p for p in gpt.parameters() if p.requires_grad]
+    for parameter in trained:
+        parameter.after_gradient = let_gradient_go
     layers = sum(layer.trained_numel() for layer in gpt.layers())  # type: ignore[attr-defined]
     ranks, gradients, shares = data_ranks(job), gpt.parts.gradients, sharding_of(job).cuts_state
     gpt.exchange = DataExchange(machine, ranks, machine.weights_dtype, gradients, shares)
@@ -82,6 +95,31 @@ def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: 
         machine.phase, machine.module = Phase.OTHER, ""
     optimizer.begin_step()
     machine.end()
+
+
+def ways_untraced(job: Job, shape: MegatronShape) -> Iterator[str]:
+    """What tests/trace/test_megatron.py has no case of."""
+    parallel = job.parallel
+    ways = {
+        "pipelines": parallel.pipeline > 1,
+        "context parallelism": parallel.context > 1,
+        "experts": shape.experts > 0,
+        "adapters": job.method != "full",
+        "products of 8 bits or fewer": job.matmul_dtype is not None,
+        "overlapped tensor parallelism": overlaps(job) and parallel.tensor > 1,
+        "an optimizer that is aware of precisions": is_aware(job),
+        "weights in float32": job.weights_dtype == "float32",
+        "attention other than cuDNN's": job.attention != "sdpa",
+        "learned positions, biases or dropout": bool(shape.positions or shape.bias or shape.dropout),
+        "layers without gates": not shape.gated,
+        "NeMo's fused loss": runs_nemo(job),
+    }
+    return (name for name, asked in ways.items() if asked)
+
+
+def let_gradient_go(parameter: Tensor) -> None:
+    """It is in the buffer (distributed/distributed_data_parallel.py, `_make_backward_post_hook`)."""
+    parameter.grad = None
 
 
 def defaults(job: Job) -> dict[str, Any]:
@@ -139,7 +177,7 @@ def parts_of(job: Job) -> MegatronRank:
         parallel.tensor, parallel.context, parallel.expert, overlaps(job), low,
         parallel.sequence_parallel is not False, job.attention, frozen, gradients_dtype(job),
         job.lora.dropout or 0.0, job.task == "sft" and job.data.packing,
-        runs_nemo(job),
+        numbers(followed(job)["megatron-core"]), runs_nemo(job),
     )  # fmt: skip
 
 
@@ -218,7 +256,7 @@ def forward(job: Job, gpt: GPT, length: int, chunk: int, number: int) -> tuple[T
     tokens = length // job.parallel.context
     begins, ends = gpt.first and chunk == 0, gpt.last and chunk == chunks - 1
     if begins:
-        given = machine.run("_to_copy", (), (tokens, job.micro_batch), INT64)
+        given = machine.run("_to_copy", (), (job.micro_batch, tokens), INT64)
     else:  # p2p_communication.py: tokens are in parts where tensors are
         ways = job.parallel.tensor if gpt.parts.sequence else 1
         part = (tokens // ways, job.micro_batch, gpt.shape.width)
@@ -226,7 +264,7 @@ def forward(job: Job, gpt: GPT, length: int, chunk: int, number: int) -> tuple[T
         given.requires_grad = True
     labels = machine.run("_to_copy", (), (tokens, job.micro_batch), INT64) if ends else None
     machine.phase, machine.in_forward = Phase.FORWARD, True
-    out = gpt(given, labels, chunk, chunks)
+    out = gpt(given, labels, tokens, chunk, chunks)
     if not ends:  # `deallocate_pipeline_outputs`: its graph stays, its numbers are the next piece's
         out.storage = machine.tensor((1,), out.dtype).storage
     return None if begins else given, out

@@ -17,7 +17,6 @@ from tunecast.tape.build.modules import Module
 from tunecast.tape.build.stacks.megatron.linears import (
     Factor,
     MegatronRank,
-    MegatronShape,
     SplitLinear,
     activate,
     called,
@@ -25,6 +24,7 @@ from tunecast.tape.build.stacks.megatron.linears import (
     quantize,
     rms_norm,
 )
+from tunecast.tape.build.stacks.megatron.shape import MegatronShape
 from tunecast.tape.build.tensor import Tensor
 
 # ------------------------------------------------------------------------------------------------------------ attention
@@ -45,31 +45,52 @@ class Attention(Module):
     def __init__(self, machine: Machine, shape: MegatronShape, parts: MegatronRank, ranks: Mapping[str, int]) -> None:
         super().__init__(machine)
         self.parts, self.shape = parts, shape
+        inner = shape.heads * shape.head
+        self.linear_proj = SplitLinear(
+            machine, inner, shape.width, parts, split="row", rank=ranks.get("linear_proj", 0), bias=shape.bias
+        )
         outputs = (shape.heads + 2 * shape.key_heads) * shape.head
         self.linear_qkv = SplitLinear(
             machine, shape.width, outputs, parts, split="column", norm=True, rank=ranks.get("linear_qkv", 0),
             bias=shape.bias,
         )  # fmt: skip
-        inner = shape.heads * shape.head
-        self.linear_proj = SplitLinear(
-            machine, inner, shape.width, parts, split="row", rank=ranks.get("linear_proj", 0), bias=shape.bias
-        )
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         shape, ways = self.shape, self.parts.tensor
         mixed_qkv = self.linear_qkv(hidden_states)
-        tokens, batch = mixed_qkv.shape[:2]
         called(self.machine, self.parts)
+        held = None
         widths = [shape.heads * shape.head // ways, *[shape.key_heads * shape.head // ways] * 2]
         query, key, value = mixed_qkv.split(widths, 2)
-        if not shape.positions:  # apart from each other, all three have to lie in order (TE's `get_qkv_layout`)
+        if not shape.positions:
+            groups = shape.key_heads // ways
+            if 1 < groups < shape.heads // ways:  # queries of a group lie beside its key and value
+                query = query.contiguous()
+            held = query if self.parts.holds_queries else None
             rope = "fused_rope_fwd", "fused_rope_bwd"  # `fused_apply_rotary_pos_emb`: the table is all that is kept
-            query, key = in_one_kernel(query, query.shape, *rope), in_one_kernel(key, key.shape, *rope)
-            value = value.contiguous()
+            query = in_one_kernel(query, query.shape, *rope)
+            key = in_one_kernel(key, key.shape, *rope)
         del mixed_qkv
         attention = attend_eagerly if self.parts.attention == "eager" else attend
-        core = attention(query, key, value, shape, self.parts)
-        return self.linear_proj(core.view(tokens, batch, widths[0]))
+        out = self.linear_proj(attention(query, key, value, shape, self.parts))
+        del held
+        return out
+
+
+def by_batch(x: Tensor) -> Tensor:
+    """[batch, tokens, heads x head]."""
+    return x.transpose(0, 1).contiguous()
+
+
+def with_strides_of_key(value: Tensor) -> Tensor:
+    """`value.as_strided`, whose gradient goes into zeros: of a single row keys were not copied and have other
+    strides."""
+    machine, shape, dtype = value.machine, value.shape, value.dtype
+
+    def back(node: Node, gradients: Gradients) -> Sequence[Any]:
+        return (machine.run("new_zeros", (gradients[0],), shape, dtype),)
+
+    return record(value.alias(shape, None), (value,), back)
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, shape: MegatronShape, parts: MegatronRank) -> Tensor:
@@ -79,6 +100,13 @@ def attend(query: Tensor, key: Tensor, value: Tensor, shape: MegatronShape, part
     tokens, batch = query.shape[:2]
     every = tokens * parts.context
     heads, key_heads = shape.heads // ways, max(1, shape.key_heads // ways)
+    turned = parts.by_batch and not shape.positions
+    if turned:
+        query, key, value = by_batch(query), by_batch(key), by_batch(value)
+        if batch == 1:
+            value = with_strides_of_key(value)
+    elif not shape.positions:  # apart from each other, all three have to lie in order (TE's `get_qkv_layout`)
+        value = value.contiguous()
     dtype, made = query.dtype, [t.shape for t in (query, key, value)]
     written, around_bytes, around_numel = query.nbytes, key.nbytes + value.nbytes, 2 * key.numel()
     rows, own, seen = (batch * tokens / SAMPLE, SAMPLE, SAMPLE) if parts.packed else (batch, tokens, every)
@@ -103,11 +131,14 @@ def attend(query: Tensor, key: Tensor, value: Tensor, shape: MegatronShape, part
 
     def back(node: Node, gradients: Gradients) -> Sequence[Any]:
         called(machine, parts)
+        gradient = gradients[0].contiguous()
         around(2)
         launched = (Factor(machine, shapes[0].shape, dtype), *shapes)
         machine.launch(backward, launched, dtype, written + around_bytes, flops * 5 // 2)
         settle()
-        return [machine.tensor(part, dtype) for part in made]
+        results = [machine.tensor(part, dtype) for part in made]
+        del gradient
+        return results
 
     kept: tuple[Tensor, ...] = (query, key, value)
     if parts.frozen is not None:  # `fp8_dot_product_attention`
@@ -120,7 +151,8 @@ def attend(query: Tensor, key: Tensor, value: Tensor, shape: MegatronShape, part
     statistics = machine.tensor((batch, heads, tokens), FLOAT32)
     settle()
     held = out.detach() if parts.frozen is None else machine.run("_to_copy", (out,), out.shape, parts.frozen)
-    return finish(node, out, held, statistics)
+    out = finish(node, out, held, statistics)
+    return out.transpose(0, 1) if turned else out
 
 
 def attend_eagerly(query: Tensor, key: Tensor, value: Tensor, shape: MegatronShape, parts: MegatronRank) -> Tensor:
@@ -128,6 +160,8 @@ def attend_eagerly(query: Tensor, key: Tensor, value: Tensor, shape: MegatronSha
     over the gradient), dropout, and the product with the values. Fewer key heads are copied to as many."""
     machine = query.machine
     tokens, batch = query.shape[:2]
+    if not shape.positions:  # apart from each other, all three have to lie in order (TE's `get_qkv_layout`)
+        value = value.contiguous()
     heads = shape.heads // parts.tensor
     size = (batch * heads, tokens, tokens)
 

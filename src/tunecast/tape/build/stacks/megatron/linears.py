@@ -1,6 +1,4 @@
-"""What Megatron's arguments say of a model, read off its config.json.
-
-TransformerEngine's linear layers on paper, as Megatron Core splits them over tensor-parallel ranks.
+"""TransformerEngine's linear layers on paper, as Megatron Core splits them over tensor-parallel ranks.
 
 A column layer holds some of the outputs, a row layer some of the inputs. With sequence parallelism each rank has its
 part of the tokens outside them: a column layer gathers all tokens before it multiplies, a row layer scatters the sums
@@ -16,10 +14,11 @@ In float8 or float4, inputs, weights and gradients are cast with their transpose
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import prod
 from typing import Any
 
+from tunecast.job.releases import RELEASES, Numbers, numbers
 from tunecast.records import NamedTuple
 from tunecast.tape.build import functional as F
 from tunecast.tape.build.autograd import Gradients, Node, finish, record, start
@@ -28,70 +27,6 @@ from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.modules import Module
 from tunecast.tape.build.tensor import Tensor
 from tunecast.units import MIB
-
-# ------------------------------------------------------------------------------------------------- the shape of a model
-
-
-class MegatronShape(NamedTuple):
-    """What Megatron's arguments say of a model."""
-
-    layers: int
-    width: int
-    heads: int
-    key_heads: int
-    head: int
-    inner: int
-    vocabulary: int
-    gated: bool
-    tied: bool
-    experts: int = 0
-    chosen: int = 0
-    expert_inner: int = 0
-    shared_inner: int = 0
-    dense_layers: int = 0
-    """The first layers of a model with experts that have none."""
-    positions: int = 0
-    """Learned ones; 0: rotated queries and keys."""
-    bias: bool = False
-    """Of every linear layer but the head, and of norms."""
-    dropout: float = 0.0
-    """Of what attention and MLP add to the residual, and of the embedding."""
-    attention_dropout: float = 0.0
-
-
-def shape_of(config: Mapping[str, Any]) -> MegatronShape | None:
-    text = config.get("text_config", config)
-    width = text.get("hidden_size") or text.get("n_embd")
-    heads = text.get("num_attention_heads") or text.get("n_head")
-    layers = text.get("num_hidden_layers") or text.get("n_layer")
-    if not (width and heads and layers):
-        return None
-    experts = text.get("num_local_experts") or text.get("num_experts") or text.get("n_routed_experts") or 0
-    inner = text.get("intermediate_size") or text.get("n_inner") or 4 * width
-    expert_inner = text.get("moe_intermediate_size") or (inner if experts else 0)
-    gpt = text.get("model_type") in ("gpt2", "gpt_neox", "nemotron") and not text.get("gated_linear_unit")
-    return MegatronShape(
-        layers, width, heads, text.get("num_key_value_heads") or heads, text.get("head_dim") or width // heads, inner,
-        text["vocab_size"], not gpt, bool(text.get("tie_word_embeddings", gpt)), experts,
-        text.get("num_experts_per_tok") or 0, expert_inner,
-        text.get("shared_expert_intermediate_size") or (text.get("n_shared_experts") or 0) * expert_inner,
-        text.get("first_k_dense_replace") or 0, *_old_ways(text),
-    )  # fmt: skip
-
-
-def _old_ways(text: Mapping[str, Any]) -> tuple[int, bool, float, float]:
-    """Positions, biases and dropout of GPT-2, whose defaults are Megatron's own (--hidden-dropout 0.1). What NeMo's
-    GPTConfig has other names for goes by those."""
-    if text.get("model_type") != "gpt2":
-        return 0, text.get("model_type") == "gpt_neox", 0.0, 0.0
-    learned = text.get("position_embedding_type", "learned_absolute") == "learned_absolute"
-    positions = text.get("n_positions") or 1024
-    bias = text.get("add_bias_linear", True)
-    return positions if learned else 0, bias, text.get("resid_pdrop", 0.1), text.get("attn_pdrop", 0.1)
-
-
-# -------------------------------------------------------------------------------------------------------- linear layers
-
 
 TENSOR_STREAM = 6
 """Collectives of tensor parallelism, where they run beside the product they feed (user buffers of TE)."""
@@ -120,8 +55,25 @@ class MegatronRank(NamedTuple):
     packed: bool = False
     """Rows are of several samples that attention keeps apart (`thd`, with `cu_seqlens`)."""
 
+    release: Numbers = numbers(RELEASES["megatron-core"].newest)
+    """Of Megatron Core."""
     graphed: bool = True
     """Layers are launched as CUDA graphs, as performance recipes have them; else Python calls every module."""
+    fused_sums: bool = True
+    """Products add gradients of weights to the buffer themselves (`gradient_accumulation_fusion`); else each is a
+    tensor first."""
+
+    @property
+    def by_batch(self) -> bool:
+        """Whether attention takes rotated queries and keys as `bshd` (extensions/transformer_engine.py,
+        `TEDotProductAttention.forward`, before 0.14)."""
+        return self.release < (0, 14)
+
+    @property
+    def holds_queries(self) -> bool:
+        """Whether queries are held before their rotation too (transformer/attention.py, `Attention.forward`,
+        `qkv_output`, from 0.15 on)."""
+        return self.release >= (0, 15)
 
     @property
     def beside(self) -> bool:
@@ -140,73 +92,138 @@ class SplitLinear(Module):
         super().__init__(machine)
         self.parts, self.split = parts, split
         self.in_torch = in_torch
+        self.gathered: list[Tensor] = []
+        self.stand_in: list[Tensor] = []
         ways = parts.tensor
         self.inputs, self.outputs = (inputs, outputs // ways) if split == "column" else (inputs // ways, outputs)
+        self.norm: Any = self.parameter(inputs) if norm else None
+        self.norm_bias: Any = self.parameter(inputs) if norm and bias else None
         if weight is None:
             self.weight = self.parameter(self.outputs, self.inputs)
         else:
             object.__setattr__(self, "weight", weight)
         self.bias: Any = self.parameter(self.outputs) if bias else None
-        self.norm: Any = self.parameter(inputs) if norm else None
-        self.norm_bias: Any = self.parameter(inputs) if norm and bias else None
         self.lora_a: Any = self.parameter(rank, self.inputs) if rank else None
         self.lora_b: Any = self.parameter(self.outputs, rank) if rank else None
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.norm is not None:
+        if self.lora_a is None:
+            return self.product(x, self.norm)
+        if self.norm is not None:  # which gives the adapter its result too (`return_layernorm_output`)
             x = rms_norm(x, self.norm)
         out = self.product(x)
-        if self.lora_a is not None:
-            x = F.dropout(x, self.parts.adapter_dropout)
-            whole = gather(x, self.parts) if self.split == "column" else x
-            low = F.linear(F.linear(whole, self.lora_a), self.lora_b)
-            out = out + (low if self.split == "column" else scatter(low, self.parts))
-        return out
+        x = F.dropout(x, self.parts.adapter_dropout)
+        whole = gather(x, self.parts) if self.split == "column" else x
+        low = F.linear(F.linear(whole, self.lora_a), self.lora_b)
+        return out + (low if self.split == "column" else scatter(low, self.parts))
 
-    def product(self, x: Tensor) -> Tensor:
-        """The whole layer is one node: what it keeps of its input is the rank's own part of the tokens."""
+    def product(self, x: Tensor, norm: Tensor | None = None) -> Tensor:
+        """The whole layer, with its norm, is one node: what it keeps of its input is the rank's own part of the
+        tokens."""
         parts, machine, weight = self.parts, self.machine, self.weight
         column = self.split == "column"
         rest, dtype = x.shape[1:-1], x.dtype
         called(machine, parts)
-        given = x
-        if parts.low is not None:
-            given = quantize(x, parts.low)
+        x = x.contiguous()  # `prepare_forward`
 
         def back(node: Node, gradients: Gradients) -> Sequence[Any]:
-            kept = node.take(0)
             called(machine, parts)
             gradient = gradients[0]
             if parts.low is not None:
                 gradient = quantize(gradient, parts.low)
             if not column:
                 gradient = exchange(gradient, "all_gather", parts)
-            wants_x, wants_weight = node.needs
+            wants_x, wants_weight = node.needs[0], node.needs[1]
+            shape = (gradient.shape[0], *rest, self.inputs)
             if column and wants_x and wants_weight and parts.beside:
-                return in_bulk(weight, kept, gradient, (gradient.shape[0], *rest, self.inputs), dtype, parts), None
-            keep_workspace(machine, self.in_torch)
-            grad_x = None
-            if wants_x:
-                shape = (gradient.shape[0], *rest, self.inputs)
-                multiply = product_and_scatter if column else matmul
-                turned = transpose_cast(weight, parts)
-                grad_x = multiply(gradient, shape, self.outputs, dtype, parts)
-                settle(machine, parts)
-                del turned
-            if wants_weight:
-                whole = exchange(kept, "all_gather", parts) if column else kept
-                settle(machine, parts)
-                add_to_main_gradient(weight, whole, gradient, parts)
-            return grad_x, None
+                grad_x: Any = in_bulk(weight, node.take(0), gradient, shape, dtype, parts)
+            else:
+                whole = None
+                if wants_weight:
+                    whole = self.all_tokens(node.take(0)) if column else node.take(0)
+                grad_x = _unsummed = None
+                if wants_x:
+                    turned = transpose_cast(weight, parts)
+                    _unsummed, grad_x = self.product_and_sums(gradient, shape, self.outputs, dtype, sums=column)
+                    del turned
+                if whole is not None:
+                    settle(machine, parts)
+                    add_to_main_gradient(weight, whole, gradient, parts)
+                del whole
+            if norm is not None:
+                if not (column and parts.tensor > 1 and parts.sequence):
+                    let_go(node, 0)  # `clear_tensor_data`
+                grad_x = norm_gradient(grad_x, node.take(2))
+            grad_weight = self.answer_for(weight) if wants_weight else None
+            return (grad_x, grad_weight) if norm is None else (grad_x, grad_weight, None)
 
-        node = start(machine, (x, weight), back, (given if weight.requires_grad else None, weight))
-        keep_workspace(machine, self.in_torch)
-        whole = exchange(given, "all_gather", parts) if column else given
+        inputs = (x, weight) if norm is None else (x, weight, norm)
+        node = start(machine, inputs, back)
+        given, factors = (x, None) if norm is None else normed(x, norm)
+        if parts.low is not None:
+            given = quantize(given, parts.low)
+        if node is not None:
+            node.keep(machine, (given if weight.requires_grad else None, weight))
+            if norm is not None:
+                node.keep(machine, (x, factors))
+        whole = self.all_tokens(given) if column else given
         shape = (whole.shape[0], *rest, self.outputs)
-        multiply = matmul if column else product_and_scatter
-        out = multiply(whole, shape, self.inputs, dtype, parts)
+        out = self.product_and_sums(whole, shape, self.inputs, dtype, sums=not column)[1]
         settle(machine, parts)
         return finish(node, out)
+
+    def product_and_sums(
+        self, x: Tensor, shape: tuple[int, ...], inner: int, dtype: Dtype, sums: bool
+    ) -> tuple[Tensor, Tensor]:
+        """A product, and with `sums` the rank's part of the sums over ranks. Overlapped, pieces of it are on their way
+        while others are computed: the collective starts with the product, and is awaited after it (`settle`)."""
+        machine, parts = x.machine, self.parts
+        if not (sums and parts.beside):  # without sequence parallelism there is no gather or scatter to pipeline
+            whole = matmul(x, shape, inner, dtype, parts, self.in_torch)
+            return whole, exchange(whole, "reduce_scatter", parts) if sums else whole
+        numel = prod(shape)
+        send(machine, "reduce_scatter", parts, dtype, numel, numel // parts.tensor)
+        whole = matmul(x, shape, inner, dtype, parts, self.in_torch)
+        return whole, machine.tensor((shape[0] // parts.tensor, *shape[1:]), dtype)
+
+    def all_tokens(self, x: Tensor) -> Tensor:
+        """What a column layer multiplies. Megatron Core's own gathers into a buffer that it has for good
+        (megatron/core/utils.py, `GlobalMemoryBuffer`)."""
+        machine, parts = self.machine, self.parts
+        if not self.in_torch or parts.tensor == 1 or not parts.sequence:
+            return exchange(x, "all_gather", parts)
+        whole = (x.shape[0] * parts.tensor, *x.shape[1:])
+        numel = prod(whole)
+        if not self.gathered or self.gathered[0].numel() < numel:
+            self.gathered = [machine.tensor(whole, x.dtype)]
+        send(machine, "all_gather", parts, x.dtype, x.numel(), numel)
+        return self.gathered[0].alias(whole, None)
+
+    def answer_for(self, weight: Tensor) -> Tensor | None:
+        """A gradient that was added to the buffer already must be there for autograd all the same, without a content:
+        TE has one of each shape for good (module/base.py, `get_dummy_wgrad`). So has Megatron Core's own layer from
+        0.14 on, which before made one for each call (tensor_parallel/layers.py, `grad_added_to_main_grad`). Of a tied
+        head it waits for the embedding's. Where products do not add to the buffer, it is the gradient."""
+        machine, parts = self.machine, self.parts
+        if not parts.fused_sums or (self.in_torch and parts.release < (0, 14)):
+            return machine.run("empty", (), weight.shape, weight.dtype)
+        if self.in_torch:
+            if not self.stand_in:
+                self.stand_in = [machine.run("empty", (), weight.shape, weight.dtype)]
+            return self.stand_in[0].alias(weight.shape, None)
+        name = f"{DUMMY}.{weight.shape[0]}.{weight.shape[1]}"
+        if not any(machine.blocks[block].module == name for block in machine.kept):
+            with machine.within(name):
+                machine.kept.add(machine.allocate(weight.nbytes))
+        return None
+
+
+DUMMY = "te_dummy_wgrad"
+
+
+def let_go(node: Node, place: int) -> None:
+    """What was saved is not needed any more."""
+    node.saved[place] = node.taken[place] = None
 
 
 def in_bulk(
@@ -236,7 +253,9 @@ def called(machine: Machine, parts: MegatronRank) -> None:
         machine.calls += CALLS
 
 
-def matmul(x: Tensor, shape: tuple[int, ...], inner: int, dtype: Dtype, parts: MegatronRank) -> Tensor:
+def matmul(
+    x: Tensor, shape: tuple[int, ...], inner: int, dtype: Dtype, parts: MegatronRank, in_torch: bool = False
+) -> Tensor:
     """[tokens, batch, inner] times a weight: rows are tokens times batch. Beside a ring of other ranks' tokens, one
     product for each rank's (`RingExchangeOverlapCfg`; `PipelineOverlapCfg` has four)."""
     rows = prod(shape[:-1])
@@ -247,9 +266,13 @@ def matmul(x: Tensor, shape: tuple[int, ...], inner: int, dtype: Dtype, parts: M
     flat = x.alias((rows // pieces, inner), None)
     weight = Factor(machine, (inner, shape[-1]), x.dtype)
     written = rows * shape[-1] * dtype.itemsize
+    if not in_torch:
+        keep_workspace(machine)
     for _ in range(pieces):
         machine.launch(name, (flat, weight), parts.low or dtype, written // pieces, flops // pieces)
     out = machine.tensor(shape, dtype)
+    if in_torch:
+        machine.keep_workspaces("mm")
     return out
 
 
@@ -257,12 +280,10 @@ LARGE_WORKSPACE, SMALL_WORKSPACE = 32 * MIB + 1024, 4 * MIB
 """transformer_engine/pytorch/cpp_extensions/gemm.py, `get_cublas_workspace_size_bytes`: Hopper and later, others."""
 
 
-def keep_workspace(machine: Machine, in_torch: bool = False) -> None:
+def keep_workspace(machine: Machine) -> None:
     """TE's products have one workspace of their own, forward and backward; torch's come besides where torch multiplies
     (the head, adapters, a router, eager attention)."""
-    if in_torch:
-        machine.keep_workspaces("mm")
-    elif not any(machine.blocks[block].module == WORKSPACE for block in machine.kept):
+    if not any(machine.blocks[block].module == WORKSPACE for block in machine.kept):
         large = machine.card.capability[0] >= HOPPER
         with machine.within(WORKSPACE):
             machine.kept.add(machine.allocate(LARGE_WORKSPACE if large else SMALL_WORKSPACE))
@@ -321,20 +342,6 @@ def exchange(x: Tensor, what: str, parts: MegatronRank) -> Tensor:
     return out
 
 
-def product_and_scatter(x: Tensor, shape: tuple[int, ...], inner: int, dtype: Dtype, parts: MegatronRank) -> Tensor:
-    """A product whose sums are scattered. Overlapped, pieces of it are on their way while others are computed: the
-    collective starts with the product, and is awaited after it (`settle`)."""
-    machine, ways = x.machine, parts.tensor
-    if not parts.beside:  # without sequence parallelism there is no gather or scatter to pipeline
-        return exchange(matmul(x, shape, inner, dtype, parts), "reduce_scatter", parts)
-    numel = prod(shape)
-    send(machine, "reduce_scatter", parts, dtype, numel, numel // ways)
-    whole = matmul(x, shape, inner, dtype, parts)
-    out = machine.tensor((shape[0] // ways, *shape[1:]), dtype)
-    del whole
-    return out
-
-
 def send(machine: Machine, what: str, parts: MegatronRank, dtype: Dtype, sent: int, received: int) -> None:
     with machine.on_stream(TENSOR_STREAM if parts.beside else 0):
         if parts.beside:
@@ -378,17 +385,28 @@ def in_one_kernel(x: Tensor, shape: tuple[int, ...], forward: str, backward: str
 def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
     """One kernel forward, two back (transformer_engine/common/normalization): what is kept is the input and a factor a
     row."""
-    machine, rows, shape, dtype = x.machine, x.numel() // x.shape[-1], x.shape, x.dtype
 
     def back(node: Node, gradients: Gradients) -> Sequence[Any]:
-        machine.launch("rmsnorm_bwd", (gradients[0], node.take(0)), dtype, node.take(0).nbytes, kernels=2)
-        return machine.tensor(shape, dtype), machine.tensor(weight.shape, weight.dtype) if node.needs[1] else None
+        return norm_gradient(gradients[0], node.take(0)), None
 
-    node = start(machine, (x, weight), back, (x,))
-    machine.launch("rmsnorm_fwd", (x, weight), x.dtype, x.nbytes)
-    out = machine.tensor(x.shape, x.dtype)
-    factors = machine.tensor((rows,), FLOAT32)
+    node = start(x.machine, (x, weight), back, (x,))
+    out, factors = normed(x, weight)
     return finish(node, out, factors)
+
+
+def normed(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """pytorch/csrc/extensions/normalization.cpp, `rmsnorm_fwd`: factors first."""
+    machine = x.machine
+    machine.launch("rmsnorm_fwd", (x, weight), x.dtype, x.nbytes)
+    factors = machine.tensor((x.numel() // x.shape[-1],), FLOAT32)
+    return machine.tensor(x.shape, x.dtype), factors
+
+
+def norm_gradient(gradient: Tensor, x: Tensor) -> Tensor:
+    """Of a norm's input: a view, since rows are tokens times batch to the kernel. The weight's is a row."""
+    machine = x.machine
+    machine.launch("rmsnorm_bwd", (gradient, x), x.dtype, x.nbytes, kernels=2)
+    return machine.tensor(x.shape, x.dtype).alias(x.shape, None)
 
 
 def activate(x: Tensor, gated: bool, parts: MegatronRank) -> Tensor:

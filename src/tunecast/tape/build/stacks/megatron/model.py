@@ -15,23 +15,22 @@ from typing import Any
 
 from tunecast.errors import UsageError
 from tunecast.tape.build import functional as F
-from tunecast.tape.build.autograd import Gradients, Node, finish, start
+from tunecast.tape.build.autograd import Gradients, Node, finish, record, start
 from tunecast.tape.build.dtypes import FLOAT32
 from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.modules import Module, ModuleList
-from tunecast.tape.build.recompute import checkpoint
+from tunecast.tape.build.recompute import checkpoint_reentrant
 from tunecast.tape.build.stacks.megatron.layers import Attention, Experts
 from tunecast.tape.build.stacks.megatron.linears import (
     MegatronRank,
-    MegatronShape,
     SplitLinear,
     activate,
     dropout_add,
-    exchange,
     rms_norm,
     scatter,
 )
 from tunecast.tape.build.stacks.megatron.optimizer import DataExchange
+from tunecast.tape.build.stacks.megatron.shape import MegatronShape
 from tunecast.tape.build.tensor import Tensor
 
 # ------------------------------------------------------------------------------------------------------------- the loss
@@ -133,7 +132,7 @@ class Layer(Module):
 
     def __call__(self, hidden_states: Tensor) -> Any:
         if self.recomputed:
-            return checkpoint(self.machine, super().__call__, hidden_states)
+            return checkpoint_reentrant(self.machine, super().__call__, hidden_states)
         return super().__call__(hidden_states)
 
     def forward(self, hidden_states: Tensor) -> Tensor:
@@ -157,6 +156,7 @@ class GPT(Module):
         self.loss = fused_cross_entropy if fused_loss else full_cross_entropy
         self.exchange = DataExchange(machine, 1)
         """With the ranks that see other data."""
+        self.tables: dict[int, Tensor] = {}
         for name, size in (("heads", shape.heads), ("inner width", shape.inner)):
             if size % parts.tensor:
                 told = f"{name} split evenly: needs a divisor of {size}, has tensor={parts.tensor}"
@@ -186,9 +186,11 @@ class GPT(Module):
         layers = self.layers()
         return layers[number * len(layers) // chunks : (number + 1) * len(layers) // chunks]
 
-    def forward(self, given: Tensor, labels: Tensor | None, number: int = 0, chunks: int = 1) -> Tensor:
-        """The loss of the model's last piece, else what goes to the next one."""
+    def forward(self, given: Tensor, labels: Tensor | None, length: int, number: int = 0, chunks: int = 1) -> Tensor:
+        """The loss of the model's last piece, else what goes to the next one. `length`: the rank's tokens."""
         hidden_states = embed(self, given) if self.first and number == 0 else given[:]
+        if not self.shape.positions:
+            rotary_table(self, length)
         for layer in self.chunk(number, chunks):
             hidden_states = layer(self.exchange.around(layer, hidden_states))
         if labels is None:
@@ -199,13 +201,27 @@ class GPT(Module):
 
 
 def embed(model: GPT, ids: Tensor) -> Tensor:
-    """`VocabParallelEmbedding`: rows of others' are zero, and the sums are scattered over the tokens."""
+    """`VocabParallelEmbedding`: rows of others' are zero, and the sums are scattered over the tokens; a copy of them is
+    taken, lest the whole be held (`clone_scatter_output_in_embedding`)."""
     parts = model.parts
     found = F.embedding(model.word_embeddings, ids)
+    if parts.tensor > 1:  # `output_parallel[input_mask, :] = 0.0`: in place, back in a copy
+        found = record(found.alias(found.shape, None), (found,), lambda node, gradients: (gradients[0].clone(),))
     if model.position_embeddings is not None:
         found = found + F.embedding(model.position_embeddings, ids)
-    if parts.tensor == 1 or not parts.sequence:
-        if parts.tensor > 1:
-            found = exchange(found, "reduce_scatter", parts)
-        return F.dropout(found, model.shape.dropout)
-    return F.dropout(scatter(found, parts), model.shape.dropout)
+    found = found.transpose(0, 1).contiguous()
+    if parts.tensor > 1:
+        found = scatter(found, parts)
+        if parts.sequence:
+            found = found.clone()
+    return F.dropout(found, model.shape.dropout)
+
+
+def rotary_table(model: GPT, length: int) -> Tensor:
+    """One for each length, for good (megatron/core/models/common/embeddings/rotary_pos_embedding.py,
+    `RotaryEmbedding.forward`, under `lru_cache`)."""
+    machine, head = model.machine, model.shape.head
+    if length not in model.tables:
+        freqs = machine.run("mul", (), (length, head // 2), FLOAT32)
+        model.tables[length] = machine.run("cat", (freqs, freqs), (length, head), FLOAT32)
+    return model.tables[length]

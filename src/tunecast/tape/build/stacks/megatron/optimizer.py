@@ -20,11 +20,13 @@ keeps the 16 bits that the weights have not (`store_param_remainders`).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import lcm
 from typing import Any
 
 from tunecast.tape.build.autograd import Gradients, Node, finish, start
 from tunecast.tape.build.dtypes import FLOAT32, INT16, Dtype
 from tunecast.tape.build.machine import Machine
+from tunecast.tape.build.stacks.megatron.linears import Factor
 from tunecast.tape.build.tensor import Tensor
 from tunecast.tape.op import Role
 
@@ -32,6 +34,8 @@ from tunecast.tape.op import Role
 
 
 REDUCE_STREAM, GATHER_STREAM = 5, 8
+MODULE = "optimizer"
+MOMENTS = 2
 
 
 class DataExchange:
@@ -85,6 +89,11 @@ class DataExchange:
 # -------------------------------------------------------------------------------------------------------- the optimizer
 
 
+PARAMETER_ALIGNMENT, BUCKET_ALIGNMENT = 64, 128
+"""Numbers that a weight begins at a multiple of, and a bucket ends at one of, where ranks share the optimizer
+(distributed/param_and_grad_buffer.py, `_pad_start_of_param_if_needed`, `_pad_end_of_bucket_if_needed`)."""
+
+
 class MegatronOptimizer:
     def __init__(
         self, parameters: Sequence[Tensor], ranks: int, in_layers: int, gradients: Dtype = FLOAT32, shares: bool = True,
@@ -97,28 +106,50 @@ class MegatronOptimizer:
         self.in_layers, self.aware, self.moments = in_layers, aware, moments
         self.machine = machine = parameters[0].machine
         every = machine.repeated(parameters)
-        self.numel = sum(tensor.numel() for tensor in every)
-        split = sum(tensor.numel() for tensor in every if tensor.dim() == 3)
+        split = padded([tensor.numel() for tensor in every if tensor.dim() == 3], max(1, ranks // expert_ranks), shares)
+        whole = padded([tensor.numel() for tensor in every if tensor.dim() != 3], ranks, shares)
+        self.numel = whole + split
         sharing = ranks if shares else 1
-        self.share = -(-(self.numel - split) // sharing) - (-split // max(1, sharing // expert_ranks))
-        machine.module = "optimizer"
+        self.share = whole // sharing + split // max(1, sharing // expert_ranks)
+        machine.module = MODULE
+        moved = self.move_weights() if shares else None
         self.gradients = machine.run("zeros", (), (self.numel,), gradients).as_role(Role.GRADIENTS)
+        del moved
         self.state: list[Tensor] = []
-        self.copies: Tensor | None = None
-        self.master: Tensor | None = None
+        self.copies: list[Tensor] = []
+        self.masters: list[Tensor] = []
         if parameters[0].dtype is not FLOAT32 or shares:
-            self.master = machine.run("_to_copy", (), (self.share,), INT16 if remainders else FLOAT32)
-            self.master.block.role = Role.OPTIMIZER
+            self.masters = [self.master(*piece, INT16 if remainders else FLOAT32) for piece in self.pieces()]
+
+    def move_weights(self) -> Tensor:
+        """Into a buffer of their own, before that of the gradients is made; until both are there the weights are there
+        twice. Here the copy is what goes."""
+        dtype = self.parameters[0].dtype
+        return self.machine.run("zeros", (), (self.numel,), dtype).as_role(Role.WEIGHTS)
+
+    def pieces(self) -> list[tuple[str, int]]:
+        """Whose, and how many numbers, each of the optimizer's tensors is: a weight's, matrices before rows, which do
+        not decay (optimizer/__init__.py, `_get_param_groups`). A rank's share is one piece; in Megatron one for each
+        weight that it has a part of."""
+        if self.shares:
+            return [(MODULE, self.share)]
+        ordered = sorted(self.parameters, key=lambda parameter: parameter.dim() == 1)
+        return [(parameter.block.module, parameter.numel()) for parameter in ordered]
+
+    def master(self, module: str, numel: int, dtype: Dtype) -> Tensor:
+        """`shard_model_param.clone().float()`."""
+        machine = self.machine
+        with machine.within(module):
+            copy = machine.run("clone", (), (numel,), self.parameters[0].dtype)
+            return machine.run("_to_copy", (copy,), (numel,), dtype).as_role(Role.OPTIMIZER)
 
     def begin_step(self) -> None:
-        self.copies = None
+        self.copies = []
 
     def reduce_rest(self) -> None:
         """Gradients of what is outside the layers."""
         machine = self.machine
-        machine.module = "optimizer"
-        for parameter in self.parameters:
-            parameter.grad = None
+        machine.module = MODULE
         self._exchange("reduce_scatter" if self.shares else "all_reduce", self.dtype, REDUCE_STREAM)
 
     def _exchange(self, what: str, dtype: Dtype, stream: int) -> None:
@@ -134,21 +165,36 @@ class MegatronOptimizer:
 
     def step(self, clips: bool) -> None:
         machine, share = self.machine, self.share
-        machine.module = "optimizer"
-        part = self.gradients.alias((share,), None)
+        machine.module = MODULE
+        part = Factor(machine, (share,), FLOAT32 if not self.aware else self.dtype)
         if self.dtype is not FLOAT32 and not self.aware:
-            part = self.copies = machine.run("_to_copy", (part,), (share,), FLOAT32).as_role(Role.GRADIENTS)
-        if not self.state:
-            states = range(2)
-            self.state = [machine.run("zeros_like", (), (share,), self.moments).as_role(Role.OPTIMIZER) for _ in states]
+            self.copies = [self.made("_to_copy", *piece, FLOAT32, Role.GRADIENTS) for piece in self.pieces()]
         if clips:
             machine.launch("multi_tensor_l2norm", (part,), FLOAT32, FLOAT32.itemsize)
             machine.launch("multi_tensor_scale", (part,), FLOAT32, part.nbytes)
-        held = (part, *self.state) if self.master is None else (part, self.master, *self.state)
+        if not self.state:
+            for piece in self.pieces():
+                self.state += [self.made("empty_like", *piece, self.moments, Role.OPTIMIZER) for _ in range(MOMENTS)]
+        held = [part, *[Factor(machine, (share,), self.moments)] * MOMENTS]
+        if self.masters:
+            held.insert(1, Factor(machine, (share,), self.masters[0].dtype))
         machine.launch("multi_tensor_adam", held, FLOAT32, sum(tensor.nbytes for tensor in held[1:]))
         dtype = self.parameters[0].dtype
-        if self.master is not None:
-            machine.launch("_to_copy", (self.master,), dtype, share * dtype.itemsize)
+        if self.masters:
+            machine.launch("_to_copy", held[1:2], dtype, share * dtype.itemsize)
         if self.shares:
             self._exchange("all_gather", dtype, GATHER_STREAM)
         machine.launch("zero_", (), self.dtype, self.gradients.nbytes)
+
+    def made(self, name: str, module: str, numel: int, dtype: Dtype, role: Role) -> Tensor:
+        with self.machine.within(module):
+            return self.machine.run(name, (), (numel,), dtype).as_role(role)
+
+
+def padded(sizes: Sequence[int], ranks: int, shares: bool) -> int:
+    """Numbers in a buffer of weights so large."""
+    if not shares:
+        return sum(sizes)
+    end = lcm(ranks, BUCKET_ALIGNMENT)
+    numel = sum(-(-size // PARAMETER_ALIGNMENT) * PARAMETER_ALIGNMENT for size in sizes)
+    return -(-numel // end) * end
