@@ -169,6 +169,14 @@ def one_head_and_loss(kernels: tuple[str, ...]) -> str | None:
     return f"got {CUT_HEAD} with {other}, which has a loss of its own; allowed: {remedy}; nearest: {CUT_HEAD}"
 
 
+@rule("loss", "stack")
+def logits_not_widened(loss: str | None, stack: str) -> str | None:
+    if loss != "low_precision" or STACKS[stack].has_narrow_loss:
+        return None
+    known = ", ".join(name for name, each in STACKS.items() if each.has_narrow_loss)
+    return f"got low_precision, known of {known}; allowed with {stack}: full, chunked or null; nearest: full"
+
+
 @rule("kernels", "method")
 def fused_adapters_need_adapters(kernels: tuple[str, ...], method: str) -> str | None:
     if LORA_TRITON not in kernels or method != "full":
