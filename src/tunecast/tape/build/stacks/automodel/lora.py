@@ -126,12 +126,12 @@ def in_one_kernel(x: Tensor, lora_A: Tensor, lora_B: Tensor, res: Tensor | None 
         rank, tokens = first.shape[0], flat.shape[0]
         d_x = pointwise("empty_like", flat)
         dyb = machine.run("empty", (), (tokens, rank), flat.dtype)
-        flops = 2 * tokens * rank * (d_y.shape[1] + shape[-1])
-        machine.launch("triton::lora_da_dx_kernel", (d_y, second, first), d_x.dtype, d_x.nbytes + dyb.nbytes, flops)
+        machine.launch("mm", (d_y, second), dyb.dtype, dyb.nbytes, 2 * tokens * rank * d_y.shape[1])
+        machine.launch("mm", (dyb, first), d_x.dtype, d_x.nbytes, 2 * tokens * rank * shape[-1], kernels=0)
         d_lora_A = F.matmul(flat.t(), dyb).t()
         del dyb
         axt = machine.run("empty", (), (rank, tokens), flat.dtype)
-        machine.launch("triton::lora_db_kernel", (first, flat), axt.dtype, axt.nbytes, 2 * tokens * rank * shape[-1])
+        machine.launch("mm", (first, flat.t()), axt.dtype, axt.nbytes, 2 * tokens * rank * shape[-1])
         d_lora_B = F.matmul(axt, d_y).t()
         of_input = d_x.view(*shape) if node.needs[0] else None
         return [of_input, d_lora_A, d_lora_B] + ([] if res_shape is None else [d_y.reshape(*res_shape)])
@@ -142,8 +142,9 @@ def in_one_kernel(x: Tensor, lora_A: Tensor, lora_B: Tensor, res: Tensor | None 
     with machine.no_grad():
         flat = x.detach().reshape(-1, shape[-1])
         out = machine.run("empty", (), (flat.shape[0], lora_B.shape[0]), x.dtype)
-        flops = 2 * flat.shape[0] * lora_A.shape[0] * (shape[-1] + lora_B.shape[0])
-        machine.launch("triton::lora_forward_kernel", (flat, lora_A, lora_B), out.dtype, out.nbytes, flops)
+        rank, tokens = lora_A.shape[0], flat.shape[0]
+        machine.launch("mm", (flat, lora_A.t()), out.dtype, 0, 2 * tokens * rank * shape[-1])
+        machine.launch("mm", (out, lora_B.t()), out.dtype, out.nbytes, 2 * tokens * rank * lora_B.shape[0], kernels=0)
         if res is not None:
             machine.launch("add_", (out, res), out.dtype, out.nbytes)
     return finish(node, out, x, lora_A, lora_B)
