@@ -67,6 +67,8 @@ class Stack:
     offloads: bool = False
     """`parallel.offload`."""
     offloads_activations: bool = False
+    syncs_as_told: bool = False
+    """`parallel.sync_each_batch`, without accelerate."""
     has_narrow_loss: bool = False
     """`loss: low_precision`."""
     has_plain_tensor: bool = False
@@ -266,6 +268,7 @@ _AUTOMODEL = Stack(
     shardings=("fsdp", "hsdp"),
     splits=("tensor", "pipeline", "context", "expert"),
     offloads=True,
+    syncs_as_told=True,  # `defer_fsdp_grad_sync: false`
     has_narrow_loss=True,
     has_plain_tensor=True,
     matches_paths=True,

@@ -218,6 +218,8 @@ def _eager(job: Job) -> str | None:
 def _sync_each_batch(job: Job) -> str | None:
     if not job.parallel.sync_each_batch:
         return None
+    if stack_of(job).syncs_as_told:
+        return None
     if not stack_of(job).uses_trainer:
         return f"got true, which is accelerate's; allowed with {job.stack}: false"
     if not era_of(job).heeds_sync_each_batch:

@@ -336,6 +336,8 @@ def _within(
 def matching_layers(job: Job, model: Any) -> list[tuple[Module, str, Linear]]:
     """components/_peft/module_matcher.py, `ModuleMatcher`: by patterns of whole names. `!` leaves a pattern's out."""
     head, found = model.output_embedding(), []
+    if any(part.isdecimal() for each in _listed(job) for part in each.split(".")):
+        raise Unsupported.at("lora.targets", "got a pattern of one layer's name; known where all are adapted alike")
     for parent, name, module in held_modules(model):
         if isinstance(module, Linear) and _is_meant(_listed(job), module.path, name, module is head):
             found.append((parent, name, module))

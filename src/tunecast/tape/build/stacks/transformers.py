@@ -176,7 +176,7 @@ def load(
         part("liger").apply(model, text["model_type"], parts)
     if CUT_HEAD in job.kernels:
         part("cut_head").apply(model)
-    if LORA_TRITON in job.kernels:
+    if LORA_TRITON in job.kernels and not stack_of(job).matches_paths:
         machine.guesses[NOT_FUSED] = None
     return model
 
