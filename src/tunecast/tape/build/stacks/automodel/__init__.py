@@ -1,5 +1,6 @@
 """NVIDIA's NeMo Automodel on paper: its fine-tuning recipe under FSDP 2, of transformers' models and three of its own.
 
+experts.py   Automodel's own experts, in the place of transformers'
 lora.py      Automodel's adapters
 models.py    what Automodel's own modules do otherwise than transformers'
 parallel.py  how Automodel spreads a model: FSDP 2, and what tensor, context, expert and pipeline parallelism leave
@@ -37,6 +38,7 @@ from tunecast.tape.build.repeats import micro_batches
 from tunecast.tape.build.sharding.layers import cut_ends
 from tunecast.tape.build.sharding.scheme import Scheme
 from tunecast.tape.build.stacks import Refusals, leaves_out, transformers
+from tunecast.tape.build.stacks.automodel.experts import use_own_experts
 from tunecast.tape.build.stacks.automodel.lora import insert_adapters
 from tunecast.tape.build.stacks.automodel.models import fuse_norms, make_own, switch_on_checkpointing
 from tunecast.tape.build.stacks.automodel.parallel import cut, ends_of_stage, scheme
@@ -65,8 +67,8 @@ OWN_CODE = (
 """Models of its own code that is not written down (_transformers/registry.py)."""
 READ = "NeMo Automodel: its modules were traced, but nobody measured the memory of a run"
 NOT_WRITTEN = (
-    "Automodel's own code of {} is not written down: transformers' modules stand for it, with norms as one kernel, and "
-    "torch's kernels for those of Transformer Engine, DeepEP and others"
+    "Automodel's own code of {} is not written down but for experts and norms: transformers' modules stand for the rest, "
+    "and torch's kernels for those of Transformer Engine, DeepEP and others"
 )
 NO_LIGER = "Liger's kernels, which Automodel uses where the package is installed, are left out"
 
@@ -91,6 +93,8 @@ def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: 
             make_own(model, kind)
         elif kind in OWN_CODE:
             fuse_norms(model)
+            use_own_experts(model)
+            machine.attention = job.attention  # fused too where transformers has none, as of gpt-oss
         if job.method != "full":
             insert_adapters(job, model)
         cut_ends(model, ends_of_stage(job, machine))
