@@ -93,7 +93,7 @@ def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: 
             make_own(model, kind)
         elif kind in OWN_CODE:
             fuse_norms(model)
-            use_own_experts(model)
+            use_own_experts(job, model)
             machine.attention = job.attention  # fused too where transformers has none, as of gpt-oss
         if job.method != "full":
             insert_adapters(job, model)
