@@ -286,7 +286,7 @@ def take_targets(draft: Draft, keys: Keys) -> None:
     """components/_peft/module_matcher.py, `ModuleMatcher`: patterns of whole names, or all linear layers, the head too,
     but those excluded. Where nothing is said, `*_proj`."""
     given, left_out = keys.get("peft.target_modules"), keys.get("peft.exclude_modules")
-    patterns, excluded = texts(given), texts(left_out)
+    patterns, excluded = [by_hub_name(each) for each in texts(given)], texts(left_out)
     if keys.get("peft.match_all_linear") is True or (excluded and not patterns):
         listed = ["all-linear", "lm_head", *(f"!{each}" for each in excluded)]
         draft.put("lora.targets", listed, keys, "peft.match_all_linear", "peft.exclude_modules")
@@ -297,6 +297,15 @@ def take_targets(draft: Draft, keys: Keys) -> None:
         draft.put("lora.targets", patterns, keys, "peft.target_modules")
     else:
         draft.assume("lora.targets", ["*_proj"])
+
+
+OWN_NAMES = {"wq_a": "q_a_proj", "wq_b": "q_b_proj", "wkv": "kv_proj", "wo_a": "o_a_proj", "wo_b": "o_b_proj"}
+"""Of DeepSeek V4's layers (components/models/deepseek_v4/layers.py), as transformers has them."""
+
+
+def by_hub_name(pattern: str) -> str:
+    start, _, name = pattern.rpartition("*")
+    return f"{start}*{OWN_NAMES[name]}" if name in OWN_NAMES else pattern
 
 
 def texts(given: object) -> list[str]:

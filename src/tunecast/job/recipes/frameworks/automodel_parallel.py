@@ -9,6 +9,7 @@ Defaults  nemo_automodel 0.7.0: components/distributed/config.py, `FSDP2Config`,
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import lcm
 
 from tunecast.job.recipes.cards import is_count
 from tunecast.job.recipes.draft import Draft, Keys
@@ -181,7 +182,8 @@ def take_cards(draft: Draft, keys: Keys) -> None:
         draft.put("hardware.gpu", card, keys, "skypilot.accelerators")
         if not colon or gpus.isdecimal():
             draft.put("hardware.gpus", int(gpus[:9]) if colon else 1, keys, "skypilot.accelerators")
-    draft.take("hardware.nodes", keys, "skypilot.num_nodes", "slurm.nodes", "benchmark.num_nodes")
+    if not draft.take("hardware.nodes", keys, "skypilot.num_nodes", "slurm.nodes"):
+        take_noted_nodes(draft, keys)
     draft.take("hardware.gpus", keys, "nproc_per_node", "slurm.ntasks_per_node")
     dp_size, nodes = keys.get("distributed.dp_size"), draft.fields.get("hardware.nodes", 1)
     if not is_count(dp_size):
@@ -192,6 +194,17 @@ def take_cards(draft: Draft, keys: Keys) -> None:
     said = "hardware.nodes" in draft.fields and is_count(nodes) and cards % nodes == 0
     if "hardware.gpus" not in draft.fields and (said or cards <= MOST_IN_A_MACHINE):
         draft.put("hardware.gpus", cards // nodes if said else cards, keys, "distributed.dp_size")
+
+
+def take_noted_nodes(draft: Draft, keys: Keys) -> None:
+    """Which nothing of Automodel reads: taken where the mesh has room on them."""
+    nodes = keys.get("benchmark.num_nodes")
+    of = {name: count(keys, f"distributed.{key}") for name, key in MESH.items()}
+    cards = of["tensor"] * of["pipeline"] * lcm(of["context"], of["expert"])
+    if is_count(nodes) and nodes * MOST_IN_A_MACHINE % cards == 0:
+        draft.put("hardware.nodes", nodes, keys, "benchmark.num_nodes")
+    else:
+        keys.ignore("benchmark.num_nodes")
 
 
 # ---------------------------------------------------------------------------------------------------------- kernels

@@ -183,11 +183,18 @@ class Merger:
         self.out = machine.run("cat", (self.out, newer), self.out.shape, FLOAT32)
 
 
+STATES_PASSED = "layers without attention are taken to hand on their states between cards at no cost"
+
+
 class Ring:
     """In the place of a transformers model's attention (`context_parallel` around its forward pass)."""
 
+    splits_any_layer = True
+    """Those without attention see a rank's tokens alone."""
+
     def __init__(self, machine: Machine, ranks: int) -> None:
         self.machine, self.ranks = machine, ranks
+        machine.assumptions[STATES_PASSED] = None
         self.position_ids: Any = None
         """Of the rank's own tokens."""
 
@@ -223,6 +230,8 @@ NO_MASK = "Ulysses drops attention masks: rows are full and causal, and under sd
 
 
 class Ulysses:
+    splits_any_layer = False
+
     def __init__(self, machine: Machine, ranks: int, batch: int) -> None:
         self.machine, self.ranks, self.batch = machine, ranks, batch
         self.position_ids: Any = None

@@ -12,10 +12,12 @@ Ignored  that DeepEP sends a token once to a card that has several of its expert
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tunecast.errors import Unsupported, UsageError
 from tunecast.job.job import Job
+from tunecast.tape.build.autograd import Gradients, Node, finish, start
 from tunecast.tape.build.decoder import SelfAttention
 from tunecast.tape.build.dtypes import BFLOAT16, DTYPES, FLOAT32
 from tunecast.tape.build.experts import Experts
@@ -28,12 +30,15 @@ from tunecast.tape.build.sharding.layers import Ends
 from tunecast.tape.build.sharding.pipelined import PipelinedFsdp2
 from tunecast.tape.build.sharding.scheme import Scheme, ranks_of
 from tunecast.tape.build.sharding.sequence import Ring
-from tunecast.tape.build.sharding.tensor import TensorParallel
+from tunecast.tape.build.sharding.tensor import TensorParallel, before
 from tunecast.tape.build.sharding.unit import mesh_of_ranks
+from tunecast.tape.build.tensor import Tensor
 
 READ = "Automodel's {} parallelism follows its source and was not traced"
-COLUMNS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
-ROWS = ("o_proj", "down_proj")
+COLUMNS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "gate_up_proj", "fc1")
+ROWS = ("o_proj", "down_proj", "dense", "fc2")
+FUSED = "qkv_proj"
+"""Cannot be split by heads: attention is whole on every card (`_parallelize_phi3`)."""
 
 
 def scheme(job: Job, machine: Machine) -> Scheme:
@@ -118,11 +123,14 @@ def split_layers(model: Any, split: TensorParallel, sequence: bool) -> None:
             parts = {name: part for name, part in module.children.items() if isinstance(part, Linear)}
             if not parts:
                 continue
+            if FUSED in parts:
+                split_around(parts, split)
+                continue
             if isinstance(module, SelfAttention) and "q_proj" in parts:
                 split.part(module.k_proj.outputs // module.head_dim, "a number of key heads")
             elif not set(parts) <= {*COLUMNS, *ROWS}:
                 told = f"{type(module).__name__} is not written down over several cards"
-                raise Unsupported.at("parallel.tensor", f"{told}; allowed: 1. To fix: hardware with fewer, larger parts")
+                raise Unsupported.at("parallel.tensor", f"{told}; allowed: 1")
             if sequence:
                 split.takes_sequence(module)
             for name, part in parts.items():
@@ -131,6 +139,25 @@ def split_layers(model: Any, split: TensorParallel, sequence: bool) -> None:
                 else:
                     split.columns(part, None if sequence else False)
     split.columns(model.output_embedding(), sequence, whole=True)
+
+
+def split_around(parts: Mapping[str, Linear], split: TensorParallel) -> None:
+    """What enters attention is summed up of parts of the features, what leaves it is put together of them."""
+    split.rows(parts[FUSED], sequence=False)
+    before(parts[FUSED], lambda x: part_of_features(split, x))
+    split.columns(parts["o_proj"], sequence=False, whole=True)
+
+
+def part_of_features(split: TensorParallel, x: Tensor) -> Tensor:
+    """Replicate() -> Shard(-1): this card's; gradients of all are gathered."""
+    machine, shape = x.machine, x.shape
+    narrow = (*shape[:-1], shape[-1] // split.ranks)
+
+    def back(node: Node, gradients: Gradients) -> Sequence[Any]:
+        stacked = machine.exchange("all_gather", "tensor", split.ranks, gradients[0], (split.ranks, *narrow))
+        return (machine.run("cat", (stacked,), shape, x.dtype),)
+
+    return finish(start(machine, (x,), back), machine.run("clone", (x,), narrow, x.dtype))
 
 
 def ends_of_stage(job: Job, machine: Machine) -> Ends:
