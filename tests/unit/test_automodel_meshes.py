@@ -98,8 +98,8 @@ class TestTensor:
 
     @pytest.mark.parametrize("sequence", [False, True])
     def test_what_is_summed(self, sequence: bool) -> None:
-        """Without splitting tokens: forward the embedding and two layers' ends each; backward what enters q, k, v, gate,
-        up, and the head."""
+        """Without splitting tokens: forward the embedding and two layers' ends each; backward what enters q, k, v,
+        gate, up, and the head."""
         tape = built(DENSE, {"tensor": 2, "sequence_parallel": sequence}, steps=1)
         names = sent(tape, "tensor")
         if sequence:
@@ -131,9 +131,7 @@ class TestPipeline:
         ("stages", "chunks", "count", "is_first", "expected"),
         [(4, 1, 16, True, 4), (4, 1, 16, False, 1), (4, 1, 2, True, 2), (4, 2, 16, True, 6), (4, 2, 16, False, 3)],
     )
-    def test_micro_batches_under_way(
-        self, stages: int, chunks: int, count: int, is_first: bool, expected: int
-    ) -> None:
+    def test_micro_batches_under_way(self, stages: int, chunks: int, count: int, is_first: bool, expected: int) -> None:
         """Interleaved in two, the first of four has 1 + 2 x 3 + 4 = 11 halves, the last 1 + 4 = 5."""
         parallel = {"pipeline": stages, "virtual_stages": chunks}
         job = job_from_dict({"model": "m", "grad_accum": count, "hardware": {"gpus": 8}, "parallel": parallel})

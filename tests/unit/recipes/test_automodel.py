@@ -250,7 +250,11 @@ class TestOptimizers:
     def test_flash_optims(self, tmp_path: Path, bits: int, masters: str | None) -> None:
         said = {"_target_": "flashoptim.FlashAdamW", "master_weight_bits": bits}
         found = recipe(tmp_path, values={"optimizer": said})
-        assert (found.job["optimizer"], found.job.get("master_weights"), unread(found)) == ("flash_adamw", masters, set())
+        assert (found.job["optimizer"], found.job.get("master_weights"), unread(found)) == (
+            "flash_adamw",
+            masters,
+            set(),
+        )
 
 
 class TestLoss:
@@ -285,7 +289,11 @@ class TestSplits:
 
     @pytest.mark.parametrize(
         ("more", "stages"),
-        [({}, 2), ({"layers_per_stage": 2}, 4), ({"layers_per_stage": 3, "round_virtual_stages_to_pp_multiple": "up"}, 3)],
+        [
+            ({}, 2),
+            ({"layers_per_stage": 2}, 4),
+            ({"layers_per_stage": 3, "round_virtual_stages_to_pp_multiple": "up"}, 3),
+        ],
     )
     def test_interleaved_stages_follow_from_the_layers(self, tmp_path: Path, more: dict[str, Any], stages: int) -> None:
         """Llama 3.2 1B has 16: 8 pieces of 2 on 2 ranks, or 6 of 3."""

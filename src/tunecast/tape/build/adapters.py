@@ -15,15 +15,14 @@ PEFT on paper: which linear layers are adapted, and how an adapted one runs (pef
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from fnmatch import fnmatchcase
 from typing import Any
 
 from tunecast.errors import Unsupported, UsageError
 from tunecast.job.job import Job
 from tunecast.job.stacks import stack_of
 from tunecast.tape.build import functional as F
+from tunecast.tape.build.adapted_by_pattern import held_modules, matching_layers
 from tunecast.tape.build.dtypes import FLOAT16, FLOAT32, Dtype
-from tunecast.tape.build.experts import Experts
 from tunecast.tape.build.gptq import KeptLinearGPTQ, LinearGPTQ, added_to_view
 from tunecast.tape.build.modules import Dropout, Linear, Module, bring
 from tunecast.tape.build.packed.awq import LinearAWQ
@@ -146,12 +145,6 @@ def insert_parameter_adapters(job: Job, model: Any, wanted: Collection[str] | No
 
 def scaling(job: Job) -> float:
     return job.lora.alpha / (job.lora.rank**0.5 if job.lora.rslora else job.lora.rank)
-
-
-def held_modules(module: Module) -> Iterator[tuple[Module, str, Module]]:
-    for name, child in module.children.items():
-        yield module, name, child
-        yield from held_modules(child)
 
 
 class ParameterLora(Module):
@@ -298,7 +291,7 @@ MAMBA = ("falcon_h1", "nemotron_h")
 def targets(job: Job, model: Any) -> Iterator[tuple[Module, str, Linear]]:
     """The layers that get an adapter, in the order of the tree, with who holds them and under which name."""
     if stack_of(job).matches_paths:
-        return iter(matching_layers(job, model))
+        return iter(matching_layers(job, model, ATTENTION))
     wanted = wanted_names(job, model)
     moved = moved_names(model.model_type)
     if model.model_type in MAMBA and (wanted is None or "out_proj" in wanted):
@@ -328,45 +321,6 @@ def _within(
             yield module, name, child
         else:
             yield from _within(child, wanted, moved, head)
-
-
-# ------------------------------------------------------------------------------------------------- NeMo Automodel's
-
-
-def matching_layers(job: Job, model: Any) -> list[tuple[Module, str, Linear]]:
-    """components/_peft/module_matcher.py, `ModuleMatcher`: by patterns of whole names. `!` leaves a pattern's out."""
-    head, found = model.output_embedding(), []
-    if any(part.isdecimal() for each in _listed(job) for part in each.split(".")):
-        raise Unsupported.at("lora.targets", "got a pattern of one layer's name; known where all are adapted alike")
-    for parent, name, module in held_modules(model):
-        if isinstance(module, Linear) and _is_meant(_listed(job), module.path, name, module is head):
-            found.append((parent, name, module))
-    if not found:
-        raise UsageError.at("lora.targets", f"this model has no layer like {', '.join(_listed(job))}")
-    return found
-
-
-def matching_experts(job: Job, model: Any) -> list[Experts]:
-    """Which no kind of layer means, but a pattern may."""
-    patterns = tuple(each for each in _listed(job) if "*" in each)
-    experts = [module for module in model.modules() if isinstance(module, Experts)]
-    return [each for each in experts if _is_meant(patterns, each.path, "", False)]
-
-
-def _listed(job: Job) -> tuple[str, ...]:
-    given = job.lora.targets
-    assert given is not None, "targets follow from the model: fill_in comes first"
-    if given == "attention":
-        return tuple(sorted(ATTENTION))
-    return (given,) if isinstance(given, str) else given
-
-
-def _is_meant(listed: Collection[str], path: str, name: str, is_head: bool) -> bool:
-    if any(each.startswith("!") and fnmatchcase(path, each[1:]) for each in listed):
-        return False
-    if "all-linear" in listed and name and not is_head:
-        return True
-    return any(each == name or ("*" in each and fnmatchcase(path, each)) for each in listed if each[:1] != "!")
 
 
 PASSED_OVER = "lora.targets: this model has no {}, which PEFT passes over where it has others of them"

@@ -44,8 +44,8 @@ class StableAdamW(Optimizer):
 
 
 class SingleAdamW(Optimizer):
-    """torch/optim/adam.py, `_single_tensor_adam` (`foreach=False`): the name of a weight's square roots holds them until
-    the next weight's are there."""
+    """torch/optim/adam.py, `_single_tensor_adam` (`foreach=False`): the name of a weight's square roots holds them
+    until the next weight's are there."""
 
     def step(self) -> None:
         machine, trained = self.machine, self.trained()

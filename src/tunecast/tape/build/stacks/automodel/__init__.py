@@ -67,8 +67,8 @@ OWN_CODE = (
 """Models of its own code that is not written down (_transformers/registry.py)."""
 READ = "NeMo Automodel: its modules were traced, but nobody measured the memory of a run"
 NOT_WRITTEN = (
-    "Automodel's own code of {} is not written down but for experts and norms: transformers' modules stand for the rest, "
-    "and torch's kernels for those of Transformer Engine, DeepEP and others"
+    "Automodel's own code of {} is not written down but for experts and norms: transformers' modules stand for the "
+    "rest, and torch's kernels for those of Transformer Engine, DeepEP and others"
 )
 NO_LIGER = "Liger's kernels, which Automodel uses where the package is installed, are left out"
 

@@ -2,8 +2,9 @@
 
 What lies between the two matrices is not kept but computed again (`LoRATritonFunction` without its kernels,
 `use_memory_efficient_lora`, on by default), and the layer's result is added to in place. An MLP of three adapted layers
-is one function, which makes the activation and what enters the last layer again. `kernels: lora_triton` is `use_triton`:
-both matrices in one kernel. Of layers that cards share neither is done (`_should_use_memory_efficient_lora`).
+is one function, which makes the activation and what enters the last layer again. `kernels: lora_triton` is
+`use_triton`: both matrices in one kernel. Of layers that cards share neither is done
+(`_should_use_memory_efficient_lora`).
 
 Source   components/_peft/lora.py, `LinearLoRA`, `TritonLinearLoRA`; lora_kernel.py, `lora_forward_wrapper`,
          `lora_da_dx_update_wrapper`, `lora_db_update_wrapper`; lora_mlp.py; lora_experts.py, `GroupedExpertsLoRA`;
@@ -20,7 +21,8 @@ from tunecast.errors import Unsupported
 from tunecast.job.job import Job
 from tunecast.job.kernels import LORA_TRITON
 from tunecast.tape.build import functional as F
-from tunecast.tape.build.adapters import matching_experts, targets
+from tunecast.tape.build.adapted_by_pattern import matching_experts
+from tunecast.tape.build.adapters import targets
 from tunecast.tape.build.autograd import Gradients, Node, finish, start
 from tunecast.tape.build.experts import Experts, grouped_product
 from tunecast.tape.build.modules import Activation, Linear, Module, bring
@@ -28,6 +30,7 @@ from tunecast.tape.build.ops.elementwise import pointwise
 from tunecast.tape.build.quantized import Linear4bit
 from tunecast.tape.build.tensor import Tensor
 from tunecast.tape.op import Role
+
 
 def insert_adapters(job: Job, model: Any) -> None:
     """`apply_lora_to_linear_modules`."""
@@ -165,9 +168,7 @@ def adapt_experts(experts: Experts, rank: int) -> None:
     object.__setattr__(experts, "product", MethodType(product_with_adapters, experts))
 
 
-def product_with_adapters(
-    self: Any, x: Tensor, weights: Tensor, offsets: Tensor, bias: Tensor | None
-) -> Tensor:
+def product_with_adapters(self: Any, x: Tensor, weights: Tensor, offsets: Tensor, bias: Tensor | None) -> Tensor:
     name = self.first if weights is getattr(self, self.first) else "down_proj"
     out = type(self).product(self, x, weights, offsets, bias)
     x = x.to(weights.dtype)
