@@ -27,7 +27,7 @@ import sys
 import traceback
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from math import ceil, prod
+from math import ceil, lcm
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +85,8 @@ def answer(path: Path, recipe: Recipe) -> Row:
         except TunecastError as error:
             if error.field != "hardware.gpus":
                 raise
-            split = prod(parallel.get(name) or 1 for name in ("tensor", "pipeline", "context"))
+            of = {name: parallel.get(name) or 1 for name in ("tensor", "pipeline", "context", "expert")}
+            split = of["tensor"] * of["pipeline"] * lcm(of["context"], of["expert"])
             overrides |= {"hardware.gpus": CARDS, "hardware.nodes": hardware.get("nodes") or ceil(split / CARDS)}
             found = predict(str(path), overrides, engine="analytic", once=True)
     except TunecastError as error:

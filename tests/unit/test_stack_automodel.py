@@ -100,8 +100,8 @@ def test_what_it_leaves_unsaid_is_its_own() -> None:
     "more",
     [
         {"autocast": "bfloat16"}, {"kernels": ["liger"]}, {"compile": True}, {"loss": "chunked"},
-        {"checkpoint_reentrant": True, "gradient_checkpointing": True}, {"model": "qwen3-30b-a3b"},
-        {"hardware": {"gpus": 8}, "parallel": {"data": "fsdp", "tensor": 2}},
+        {"checkpoint_reentrant": True, "gradient_checkpointing": True},
+        {"hardware": {"gpus": 8}, "parallel": {"data": "fsdp", "expert": 2}},
         {"hardware": {"gpus": 8}, "parallel": {"data": "zero3"}}, {"method": "lora", "lora": {"dora": True}},
     ],
 )  # fmt: skip

@@ -169,6 +169,23 @@ def one_head_and_loss(kernels: tuple[str, ...]) -> str | None:
     return f"got {CUT_HEAD} with {other}, which has a loss of its own; allowed: {remedy}; nearest: {CUT_HEAD}"
 
 
+@rule("lora.targets", "stack")
+def names_or_patterns(targets: str | tuple[str, ...] | None, stack: str) -> str | None:
+    pattern = next((each for each in targets or () if "*" in each or each[:1] == "!"), None)
+    if pattern is None or isinstance(targets, str) or STACKS[stack].matches_paths:
+        return None
+    known = ", ".join(name for name, each in STACKS.items() if each.matches_paths)
+    return f"got {pattern}, a pattern, which {known} takes; allowed with {stack}: names of modules, as q_proj"
+
+
+@rule("loss", "stack")
+def logits_not_widened(loss: str | None, stack: str) -> str | None:
+    if loss != "low_precision" or STACKS[stack].has_narrow_loss:
+        return None
+    known = ", ".join(name for name, each in STACKS.items() if each.has_narrow_loss)
+    return f"got low_precision, known of {known}; allowed with {stack}: full, chunked or null; nearest: full"
+
+
 @rule("kernels", "method")
 def fused_adapters_need_adapters(kernels: tuple[str, ...], method: str) -> str | None:
     if LORA_TRITON not in kernels or method != "full":

@@ -194,8 +194,9 @@ class Job(Section):
     loss: str | None = field(
         None,
         OURS,
-        "whether logits are made all at once or a chunk at a time; null: as the stack does",
-        choices=("full", "chunked"),
+        "whether logits are made all at once, and widened to float32 for the loss (full) or not (low_precision: NeMo "
+        "Automodel's fp32_upcast: false), or a chunk at a time; null: as the stack does",
+        choices=("full", "low_precision", "chunked"),
     )
     compile: bool = field(False, transformers("TrainingArguments.torch_compile"), "torch.compile", aka="torch_compile")
     allocator: str = field(

@@ -31,7 +31,7 @@ _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
 _NUMBERS = re.compile(r"[0-9 ]+(?:,[0-9 ]+)*")
 _RELEASE = re.compile(r"\d{1,6}(\.\d{1,6}){0,4}([+.]?[a-z][+.a-z0-9]{0,30})?", re.ASCII)
 _SHORT_SIZE = re.compile(r"[0-9.]{1,15}[kKmMgGtT]")
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.\-]{0,255}")
+_NAME = re.compile(r"!?[A-Za-z_*][A-Za-z0-9_.*\-]{0,255}")
 _NULLS = frozenset({"null", "none", "~"})
 BOOLS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 """As YAML, shells and transformers' HfArgumentParser spell them."""

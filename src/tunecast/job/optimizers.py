@@ -160,6 +160,15 @@ _OF_TRANSFORMERS = (  # 5.17.0, training_args.py, OptimizerNames
 )
 MASTERS = ("none", "float32", "remainders")
 _OWN = (
+    replace(
+        _ADAMW,
+        name="adam_torch",
+        paper="foreach:Adam",
+        runs="torch.optim:Adam",
+        options={"weight_decay": 0.01},
+        fused=None,
+    ),  # whose decay is added to the gradients; without one it is as AdamW is
+    replace(_ADAMW, name="adamw_torch_single", paper="one_by_one:SingleAdamW", options={"foreach": False}, fused=None),
     OptimizerKind("muon", "one_by_one:Muon", "torch.optim:Muon", spares_ends=True),
     OptimizerKind(
         "te_fused_adam",

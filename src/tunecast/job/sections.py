@@ -31,7 +31,8 @@ class Lora(Section):
         None,
         peft("LoraConfig.target_modules"),
         "modules that get an adapter; null: what PEFT chooses for the architecture (q_proj and v_proj of a Llama), or "
-        "all-linear where it has no choice of its own",
+        "all-linear where it has no choice of its own. NeMo Automodel's may be patterns of whole names (*_proj), "
+        "with ! before what is left out",
         choices=("all-linear", "attention"),
         aka="target_modules lora_target lora_target_modules lora_modules",
     )

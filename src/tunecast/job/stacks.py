@@ -69,6 +69,15 @@ class Stack:
     offloads: bool = False
     """`parallel.offload`."""
     offloads_activations: bool = False
+    syncs_as_told: bool = False
+    """`parallel.sync_each_batch`, without accelerate."""
+    has_narrow_loss: bool = False
+    """`loss: low_precision`."""
+    has_plain_tensor: bool = False
+    """Tensor parallelism without splitting the tokens between layers (`parallel.sequence_parallel: false`)."""
+    matches_paths: bool = False
+    """Its adapters are its own, not PEFT's: `lora.targets` may have patterns of modules' whole names, as `*_proj`, and
+    `!` before what is left out."""
     families: tuple[str, ...] = ()
     """Architectures whose code is written down, by `model_type`; none: those of transformers."""
     losses: tuple[str, ...] = ("full",)
@@ -250,6 +259,7 @@ _MEGATRON = Stack(
     uses_megatron=True,
     shardings=("ddp", "zero1"),
     splits=("tensor", "pipeline", "context", "expert"),
+    has_plain_tensor=True,
     # --bf16, bf16_mixed: weights of 16 bits, masters in the optimizer
     weights_dtype=lambda job: job.autocast or "float32",
     targets="attention",  # linear_qkv, linear_proj
@@ -259,7 +269,12 @@ _AUTOMODEL = Stack(
     "automodel",
     {**_HUGGING_FACE, **_newest("nemo-automodel")},
     shardings=("fsdp", "hsdp"),
+    splits=("tensor", "pipeline", "context", "expert"),
     offloads=True,
+    syncs_as_told=True,  # `defer_fsdp_grad_sync: false`
+    has_narrow_loss=True,
+    has_plain_tensor=True,
+    matches_paths=True,
     targets="all-linear",  # `target_modules: "*_proj"` of its examples; PeftConfig names none
     dropout=0.0,
 )

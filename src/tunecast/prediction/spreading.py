@@ -188,9 +188,10 @@ def _reduce_dtype(job: Job) -> str | None:
 
 
 def _sequence_parallel(job: Job) -> str | None:
-    if job.parallel.sequence_parallel is not False or job.parallel.tensor == 1 or stack_of(job).uses_megatron:
+    if job.parallel.sequence_parallel is not False or job.parallel.tensor == 1 or stack_of(job).has_plain_tensor:
         return None
-    return f"got false, known of {_of_megatron()}; allowed with {job.stack}: null or true"
+    known = stacks_where(lambda stack: stack.has_plain_tensor)
+    return f"got false, known of {known}; allowed with {job.stack}: null or true"
 
 
 def _of_megatron() -> str:
@@ -216,6 +217,8 @@ def _eager(job: Job) -> str | None:
 
 def _sync_each_batch(job: Job) -> str | None:
     if not job.parallel.sync_each_batch:
+        return None
+    if stack_of(job).syncs_as_told:
         return None
     if not stack_of(job).uses_trainer:
         return f"got true, which is accelerate's; allowed with {job.stack}: false"

@@ -15,7 +15,8 @@ LLAMA: dict[str, Any] = {
 }  # fmt: skip
 TIED = LLAMA | {"tie_word_embeddings": True}
 ANY_DTYPE = (
-    "adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop", "adafactor", "adamw_8bit", "lion_8bit",
+    "adamw_torch", "adamw_torch_fused", "adamw_torch_single", "adam_torch", "sgd", "adagrad", "rmsprop", "adafactor",
+    "adamw_8bit", "lion_8bit",
     "lion_32bit", "paged_adamw_8bit", "paged_adamw_32bit", "paged_lion_8bit", "paged_lion_32bit", "ademamix",
     "ademamix_8bit", "paged_ademamix_8bit", "paged_ademamix_32bit",
 )  # fmt: skip

@@ -123,17 +123,32 @@ class TestAdapters:
     @pytest.mark.parametrize(
         ("targets", "expected", "remarks"),
         [
-            ("'*_proj'", "all-linear", set()),
-            ("['*.q_proj', '*v_proj', k_proj]", ["q_proj", "v_proj", "k_proj"], set()),
-            ("['*']", "all-linear", {"peft.target_modules"}),
+            ("'*_proj'", ["*_proj"], set()),
+            ("['*.q_proj', '*v_proj', k_proj]", ["*.q_proj", "*v_proj", "k_proj"], set()),
+            ("['*']", ["*"], set()),
             ("['*.layers.0.*']", "all-linear", {"peft.target_modules"}),
-            ("['a-b']", "all-linear", {"peft.target_modules"}),
+            ("[]", ["*_proj"], set()),
         ],
     )
     def test_patterns(self, tmp_path: Path, targets: str, expected: object, remarks: set[str]) -> None:
         found = recipe(tmp_path, f"{FULL}peft:\n  dim: 16\n  alpha: 8\n  target_modules: {targets}\n")
         assert (found.job["method"], found.job["lora"]["rank"]) == ("lora", 16)
         assert (found.job["lora"]["targets"], unread(found)) == (expected, remarks)
+
+    @pytest.mark.parametrize(
+        ("said", "expected"),
+        [
+            ("match_all_linear: true", ["all-linear", "lm_head"]),
+            ("exclude_modules: ['*.out_proj']", ["all-linear", "lm_head", "!*.out_proj"]),
+        ],
+    )
+    def test_all_layers_are_the_head_too(self, tmp_path: Path, said: str, expected: list[str]) -> None:
+        found = recipe(tmp_path, f"{FULL}peft:\n  {said}\n")
+        assert (found.job["lora"]["targets"], unread(found)) == (expected, set())
+
+    def test_fused_adapters_are_kernels(self, tmp_path: Path) -> None:
+        found = recipe(tmp_path, f"{FULL}peft: {{use_triton: true}}\n")
+        assert (found.job["kernels"], unread(found)) == (["lora_triton"], set())
 
     def test_four_bits(self, tmp_path: Path) -> None:
         found = recipe(
@@ -163,6 +178,12 @@ class TestRows:
     [
         ("optimizer._target_", "torch.optim.Adam", "optimizer", "adamw_torch"),
         ("optimizer.fused", True, "optimizer", "adamw_torch_fused"),
+        ("optimizer.foreach", False, "optimizer", "adamw_torch_single"),
+        ("loss_fn.fp32_upcast", False, "loss", "low_precision"),
+        ("model.backend.attn", "te", "attention", "sdpa"),
+        ("model.backend.attn", "eager", "attention", "eager"),
+        ("distributed.defer_fsdp_grad_sync", False, "parallel.sync_each_batch", True),
+        ("distributed.dp_replicate_size", 4, "parallel.replicate", 4),
         ("optimizer._target_", "bitsandbytes.optim.PagedAdamW8bit", "optimizer", "paged_adamw_8bit"),
         ("clip_grad_norm.max_norm", 0.5, "max_grad_norm", 0.5),
         ("model.attn_implementation", "flash_attention_2", "attention", "flash_attention_2"),
@@ -186,12 +207,15 @@ def test_keys(tmp_path: Path, key: str, value: object, field: str, expected: obj
 @pytest.mark.parametrize(
     ("key", "value", "told"),
     [
-        ("optimizer._target_", "transformer_engine.pytorch.optimizers.fused_adam.FusedAdam", "optimizer._target_"),
-        ("model.backend.linear", "te", "model.backend.linear"),
+        ("optimizer._target_", "dion.Muon", "optimizer._target_"),
+        ("model.backend.linear", "quack", "model.backend.linear"),
+        ("model.backend.attn", "tilelang", "model.backend.attn"),
+        ("model.backend.dispatcher", "mok", "model.backend.dispatcher"),
+        ("model.backend.te_fp8.recipe", "block", "model.backend.te_fp8"),
         ("compile.enabled", True, "compile.enabled"),
         ("fp8.enabled", True, "fp8.enabled"),
         ("distributed.strategy", "megatron_fsdp", "distributed.strategy"),
-        ("loss_fn.fp32_upcast", False, "loss_fn.fp32_upcast"),
+        ("loss_fn._target_", "nemo_automodel.components.loss.chunked_ce.ChunkedCrossEntropy", "loss_fn._target_"),
         ("model.num_nextn_predict_layers", 1, "model.num_nextn_predict_layers"),
         ("freeze_config.freeze_embeddings", True, "freeze_config"),
         ("surprise", 1, "surprise"),
@@ -201,26 +225,87 @@ def test_what_is_not_modelled_is_named(tmp_path: Path, key: str, value: object, 
     assert unread(recipe(tmp_path, values={key: value})) == {told}
 
 
-def test_adam_with_a_decay_copies_gradients(tmp_path: Path) -> None:
-    values = {"optimizer._target_": "torch.optim.Adam", "optimizer.weight_decay": 0.1}
-    assert unread(recipe(tmp_path, values=values)) == {"optimizer.weight_decay"}
+class TestOptimizers:
+    def test_adam_with_a_decay_copies_gradients(self, tmp_path: Path) -> None:
+        values = {"optimizer._target_": "torch.optim.Adam", "optimizer.weight_decay": 0.1}
+        found = recipe(tmp_path, values=values)
+        assert (found.job["optimizer"], unread(found)) == ("adam_torch", set())
+
+    @pytest.mark.parametrize(
+        ("said", "masters", "state"),
+        [
+            ({}, "none", None),
+            ({"master_weights": True}, "float32", None),
+            ({"master_weights": True, "store_param_remainders": True}, "remainders", None),
+            ({"exp_avg_dtype": "torch.bfloat16"}, "none", "bfloat16"),
+        ],
+    )
+    def test_transformer_engines(self, tmp_path: Path, said: dict[str, Any], masters: str, state: str | None) -> None:
+        name = "transformer_engine.pytorch.optimizers.fused_adam.FusedAdam"
+        found = recipe(tmp_path, values={"optimizer": {"_target_": name, **said}})
+        assert (found.job["optimizer"], unread(found)) == ("te_fused_adam", set())
+        assert (found.job["master_weights"], found.job.get("optimizer_state_dtype")) == (masters, state)
+
+    @pytest.mark.parametrize(("bits", "masters"), [(32, "remainders"), (24, None), (16, "none")])
+    def test_flash_optims(self, tmp_path: Path, bits: int, masters: str | None) -> None:
+        said = {"_target_": "flashoptim.FlashAdamW", "master_weight_bits": bits}
+        found = recipe(tmp_path, values={"optimizer": said})
+        assert (found.job["optimizer"], found.job.get("master_weights"), unread(found)) == (
+            "flash_adamw",
+            masters,
+            set(),
+        )
+
+
+class TestLoss:
+    FUSED = "nemo_automodel.components.loss.linear_ce.FusedLinearCrossEntropy"
+
+    def test_without_logits(self, tmp_path: Path) -> None:
+        found = recipe(tmp_path, f"{FULL}peft: {{use_triton: true}}\n", {"loss_fn._target_": self.FUSED})
+        assert (found.job["kernels"], unread(found)) == (["lora_triton", "cut_cross_entropy"], set())
+
+    def test_a_pipeline_has_logits_all_the_same(self, tmp_path: Path) -> None:
+        found = recipe(tmp_path, values={"loss_fn._target_": self.FUSED, "distributed.pp_size": 2})
+        assert ("kernels" in found.job, unread(found)) == (False, set())
 
 
 class TestSplits:
-    """Of which the stack knows none: torchtitan's are told."""
-
     def test_experts_over_cards(self, tmp_path: Path) -> None:
         found = recipe(tmp_path, FULL.replace("  strategy: fsdp2\n", "  strategy: fsdp2\n  ep_size: 16\n"))
-        job = found.job
-        assert (job["stack"], job["autocast"], job["recompute"]) == ("torchtitan", "bfloat16", "all")
-        assert unread(found) == {"distributed.ep_size"}
+        assert (found.job["stack"], found.job["parallel"]["expert"], unread(found)) == ("automodel", 16, set())
+        assert found.job["parallel"]["reshard_after_forward"] is False
         fewest = read_job(str(tmp_path / "train.yaml"))
         assert (fewest.hardware.gpus, fewest.hardware.nodes) == (8, 2)
         assert "hardware.gpus" in fewest.unsaid
 
-    def test_with_adapters_nothing_takes_its_place(self, tmp_path: Path) -> None:
-        found = recipe(tmp_path, f"{FULL}peft: {{target_modules: '*_proj'}}\n", {"distributed.tp_size": 2})
-        assert found.job["stack"] == "automodel"
+    def test_models_with_split_experts_have_a_key_for_resharding(self, tmp_path: Path) -> None:
+        values = {"distributed.ep_size": 8, "distributed.moe": {"reshard_after_forward": True}}
+        assert recipe(tmp_path, values=values).job["parallel"]["reshard_after_forward"] is True
+        assert "reshard_after_forward" not in recipe(tmp_path, values={"distributed.tp_size": 2}).job["parallel"]
+
+    def test_tokens_are_whole_between_layers_unless_said(self, tmp_path: Path) -> None:
+        found = recipe(tmp_path, values={"distributed.tp_size": 2})
+        assert (found.job["parallel"]["sequence_parallel"], unread(found)) == (False, set())
+
+    @pytest.mark.parametrize(
+        ("more", "stages"),
+        [
+            ({}, 2),
+            ({"layers_per_stage": 2}, 4),
+            ({"layers_per_stage": 3, "round_virtual_stages_to_pp_multiple": "up"}, 3),
+        ],
+    )
+    def test_interleaved_stages_follow_from_the_layers(self, tmp_path: Path, more: dict[str, Any], stages: int) -> None:
+        """Llama 3.2 1B has 16: 8 pieces of 2 on 2 ranks, or 6 of 3."""
+        values = {"distributed.pp_size": 2, "distributed.pipeline": {"pp_schedule": "interleaved1f1b", **more}}
+        found = recipe(tmp_path, values=values)
+        assert (found.job["parallel"]["virtual_stages"], unread(found)) == (stages, set())
+
+    def test_layers_that_nobody_knows_are_told(self, tmp_path: Path) -> None:
+        pipeline = {"pp_schedule": "interleaved1f1b", "layers_per_stage": 2}
+        values = {"distributed.pp_size": 2, "distributed.pipeline": pipeline}
+        found = recipe(tmp_path, FULL.replace("meta-llama/Llama-3.2-1B", "somebody/something"), values)
+        assert unread(found) == {"distributed.pipeline.layers_per_stage"}
 
     def test_a_pipeline_has_micro_batches_of_its_own(self, tmp_path: Path) -> None:
         values = {"distributed.pp_size": 2, "distributed.pipeline": {"pp_schedule": "1f1b", "pp_microbatch_size": 1}}

@@ -19,7 +19,9 @@ from typing import Any
 
 from tunecast.errors import Unsupported, UsageError
 from tunecast.job.job import Job
+from tunecast.job.stacks import stack_of
 from tunecast.tape.build import functional as F
+from tunecast.tape.build.adapted_by_pattern import held_modules, matching_layers
 from tunecast.tape.build.dtypes import FLOAT16, FLOAT32, Dtype
 from tunecast.tape.build.gptq import KeptLinearGPTQ, LinearGPTQ, added_to_view
 from tunecast.tape.build.modules import Dropout, Linear, Module, bring
@@ -145,12 +147,6 @@ def scaling(job: Job) -> float:
     return job.lora.alpha / (job.lora.rank**0.5 if job.lora.rslora else job.lora.rank)
 
 
-def held_modules(module: Module) -> Iterator[tuple[Module, str, Module]]:
-    for name, child in module.children.items():
-        yield module, name, child
-        yield from held_modules(child)
-
-
 class ParameterLora(Module):
     def __init__(self, base: Module, holder: Module, parameter: str, rank: int, scaling: float) -> None:
         super().__init__(base.machine)
@@ -254,7 +250,8 @@ def insert_adapters(job: Job, model: Any) -> None:
     `autocast_adapter_dtype` is off."""
     order = {module.path: place for place, module in enumerate(model.modules())}
     adapted: list[Any] = [adapter(job, parent, name, child) for parent, name, child in list(targets(job, model))]
-    adapted += insert_parameter_adapters(job, model, wanted_names(job, model))
+    if not stack_of(job).matches_paths:
+        adapted += insert_parameter_adapters(job, model, wanted_names(job, model))
     if job.lora.adapter_dtype == "float32":
         for module in sorted(adapted, key=lambda module: order[module.path.removesuffix(".base_layer")]):
             for tensor in module.adapter_parameters():
@@ -293,6 +290,8 @@ MAMBA = ("falcon_h1", "nemotron_h")
 
 def targets(job: Job, model: Any) -> Iterator[tuple[Module, str, Linear]]:
     """The layers that get an adapter, in the order of the tree, with who holds them and under which name."""
+    if stack_of(job).matches_paths:
+        return iter(matching_layers(job, model, ATTENTION))
     wanted = wanted_names(job, model)
     moved = moved_names(model.model_type)
     if model.model_type in MAMBA and (wanted is None or "out_proj" in wanted):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tunecast.errors import Unsupported
+from tunecast.errors import Unsupported, UsageError
 from tunecast.tape.build import functional as F
 from tunecast.tape.build.autograd import Gradients, Node, finish, start
 from tunecast.tape.build.dtypes import FLOAT32, INT32, INT64
@@ -88,7 +88,21 @@ def grouped_product(x: Tensor, weights: Tensor, offsets: Tensor) -> Tensor:
     return finish(node, run(x, weights, (rows, m), offsets))
 
 
+def to_all(x: Tensor, ranks: int) -> Tensor:
+    """`all_to_all_single_autograd`: rows change ranks, and their gradients change back."""
+    machine = x.machine
+
+    def sent(given: Tensor) -> Tensor:
+        return machine.exchange("all_to_all", "expert", ranks, given.contiguous(), given.shape)
+
+    node = start(machine, (x,), lambda node, gradients: (sent(gradients[0]),))
+    return finish(node, sent(x))
+
+
 # --------------------------------------------------------------------------------------------------------- modules
+
+
+BALANCED = "tokens are taken to be spread evenly over a router's experts; a rank that gets more holds more"
 
 
 class Routed(Module):
@@ -114,6 +128,8 @@ class Experts(Routed):
     transposed = False
     biased = False
     gated = True
+    ranks = 1
+    """Cards they are split over: rows go to the card that has their expert, and come back."""
 
     def __init__(self, machine: Machine, experts: int, hidden: int, inner: int, activation: str = "silu") -> None:
         super().__init__(machine)
@@ -127,6 +143,15 @@ class Experts(Routed):
             self.down_proj_bias: Any = self.parameter(experts, hidden)
         self.act_fn = Activation(machine, activation)
 
+    def spread(self, ranks: int) -> None:
+        """Each card has as many of them. Before they are brought to it."""
+        if self.count % ranks:
+            raise UsageError.at("parallel.expert", f"{self.count} experts cannot be split over {ranks} cards")
+        self.machine.guesses[BALANCED] = None
+        self.ranks, self.count = ranks, self.count // ranks
+        for name, tensor in list(self.own.items()):
+            setattr(self, name, self.parameter(self.count, *tensor.shape[1:]))
+
     @property
     def first(self) -> str:
         """What the tokens are multiplied with first."""
@@ -139,7 +164,7 @@ class Experts(Routed):
         expert_ids = top_k_index.reshape(-1)
         pairs = expert_ids.shape
         expert_ids_g, perm = machine.run_many("sort", (expert_ids,), ((pairs, INT64),) * 2, args=(expert_ids,))
-        selected_hidden_states_g = hidden_states[perm // num_top_k]
+        selected_hidden_states_g = self.sent(hidden_states[perm // num_top_k])
         sample_weights_g = sample_weights[perm]
         histc_input = expert_ids_g.to(INT32)
         tokens_per_expert = machine.run("histc", (histc_input,), (self.count,), INT32)
@@ -157,7 +182,7 @@ class Experts(Routed):
         selected_weights = self.down_proj
         selected_biases = self.down_proj_bias[expert_ids_g] if self.biased else None
         proj_out = self.product(proj_out, selected_weights, offsets, selected_biases)
-        proj_out = fill_rows(proj_out, sentinel_mask)
+        proj_out = self.sent(fill_rows(proj_out, sentinel_mask))
         weighted_out = proj_out * sample_weights_g.unsqueeze(-1)
         inv_perm = machine.run("empty_like", (perm,), pairs, INT64)
         positions = machine.run("arange", (), pairs, INT64)
@@ -166,6 +191,10 @@ class Experts(Routed):
         weighted_out = weighted_out[inv_perm]
         final_hidden_states = weighted_out.view(num_tokens, num_top_k, hidden_dim).sum(1)
         return final_hidden_states.to(hidden_states.dtype)
+
+    def sent(self, rows: Tensor) -> Tensor:
+        """Evenly spread, a card gets as many as it sends."""
+        return rows if self.ranks == 1 else to_all(rows, self.ranks)
 
     def product(self, x: Tensor, weights: Tensor, offsets: Tensor, bias: Tensor | None) -> Tensor:
         """`_grouped_linear`: not known to autocast, so the input takes the weights' type."""

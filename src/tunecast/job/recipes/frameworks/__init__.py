@@ -2,6 +2,8 @@
 
 automodel.py           NVIDIA's NeMo Automodel: one YAML a training, whose `recipe` and `_target_` are names of
                        classes
+automodel_parallel.py  How NeMo Automodel's YAML spreads a model over cards, and whose kernels run there:
+                       `distributed`, `model.backend`, `loss_fn`
 axolotl.py             Axolotl's YAML
 litgpt.py              litgpt's YAML, of its config_hub or one's own
 llama_factory.py       LLaMA-Factory's YAML and JSON: `llamafactory-cli train x.yaml key=value`

@@ -16,6 +16,15 @@ from collections.abc import Mapping, Sequence
 from tunecast.job.recipes.cards import is_count
 from tunecast.job.recipes.document import Document, leaves
 from tunecast.job.recipes.draft import Draft, Keys
+from tunecast.job.recipes.frameworks.automodel_parallel import (
+    class_name,
+    dtype,
+    take_cards,
+    take_kernels,
+    take_loss,
+    take_mesh,
+    take_sharding,
+)
 from tunecast.job.recipes.references import resolved
 from tunecast.job.recipes.request import Invocation, Request
 from tunecast.job.recipes.words import Word, flags_of
@@ -119,13 +128,14 @@ OPTIMIZERS: Mapping[str, str] = {
     "torch.optim.SGD": "sgd",
     "torch.optim.Adagrad": "adagrad",
     "torch.optim.RMSprop": "rmsprop",
+    "flashoptim.FlashAdamW": "flash_adamw",
+    "transformer_engine.pytorch.optimizers.FusedAdam": "te_fused_adam",
+    "transformer_engine.pytorch.optimizers.fused_adam.FusedAdam": "te_fused_adam",
     "bitsandbytes.optim.AdamW8bit": "adamw_8bit",
     "bitsandbytes.optim.PagedAdamW": "paged_adamw_32bit",
     "bitsandbytes.optim.PagedAdamW32bit": "paged_adamw_32bit",
     "bitsandbytes.optim.PagedAdamW8bit": "paged_adamw_8bit",
 }
-ATTENTION = {"flash_attention_2", "flash_attention_3", "sdpa", "eager"}
-TRANSFORMER_ENGINE = "kernels of Transformer Engine and others are told as torch's"
 SHAPE_UNCHANGED = frozenset(
     {"_target_", "pretrained_model_name_or_path", "name_or_path", "torch_dtype", "dtype", "num_nextn_predict_layers",
      "attn_implementation", "_attn_implementation", "max_position_embeddings", "norm_topk_prob", "hidden_act"}
@@ -169,25 +179,12 @@ def read(draft: Draft, request: Request) -> None:
     take_loss(draft, keys)
     take_kernels(draft, keys)
     take_cards(draft, keys)
-    take_another_stack(draft, keys)
-
-
-def class_name(*values: object) -> str:
-    """The last part of the first that is a dotted path."""
-    text = next((value for value in values if isinstance(value, str)), "")
-    return text.strip().rpartition(".")[2]
 
 
 def factory(path: object) -> str:
     """Of `package.Class.from_pretrained` the class, else what is called."""
     parts = path.split(".") if isinstance(path, str) else [""]
     return parts[-2] if len(parts) > 1 and parts[-1].startswith("from_") else parts[-1]
-
-
-def count(keys: Keys, name: str, default: int = 1) -> int:
-    """To compute with; what is no number is refused by the field it is put into."""
-    value = keys.get(name)
-    return value if is_count(value) else default
 
 
 # ------------------------------------------------------------------------------------------------ what is trained
@@ -244,10 +241,6 @@ def take_weights_dtype(draft: Draft, keys: Keys) -> None:
     draft.assume("autocast", None)
 
 
-def dtype(value: object) -> object:
-    return value.removeprefix("torch.") if isinstance(value, str) else value
-
-
 def take_adapter(draft: Draft, keys: Keys) -> None:
     bits = {"int8": keys.get("quantization.load_in_8bit"), "nf4": keys.get("quantization.load_in_4bit")}
     packed = next((name for name, said in bits.items() if said), None)
@@ -265,8 +258,9 @@ def take_adapter(draft: Draft, keys: Keys) -> None:
         draft.assume(f"lora.{field}", DEFAULTS[f"lora.{field}"][0])
     draft.take("lora.adapter_dtype", keys, "peft.lora_dtype", read=dtype)
     take_targets(draft, keys)
+    if keys.get("peft.use_triton") is True:
+        draft.put("kernels", ["lora_triton"], keys, "peft.use_triton")
     for name, why in (
-        ("peft.use_triton", "its fused kernels are told as torch's"),
         ("peft.moe_rank_scaling", "adapters of experts have a lower rank"),
         ("peft.expert_weight_format", "experts in 4 bits"),
     ):
@@ -289,27 +283,34 @@ def take_quantization(draft: Draft, keys: Keys, packed: str) -> None:
 
 
 def take_targets(draft: Draft, keys: Keys) -> None:
-    """components/_peft/module_matcher.py, `ModuleMatcher`: patterns of names, or all layers but those excluded."""
+    """components/_peft/module_matcher.py, `ModuleMatcher`: patterns of whole names, or all linear layers, the head too,
+    but those excluded. Where nothing is said, `*_proj`."""
     given, left_out = keys.get("peft.target_modules"), keys.get("peft.exclude_modules")
-    patterns = [given] if isinstance(given, str) else given if isinstance(given, list) else []
-    names = [each.rpartition(".")[2].lstrip("*") for each in patterns if isinstance(each, str)]
-    every = bool(keys.get("peft.match_all_linear")) or not names or "" in names
-    if every:
-        draft.put("lora.targets", "all-linear", keys, "peft.target_modules", "peft.match_all_linear", "peft")
-        where = next((n for n in ("match_all_linear", "exclude_modules") if keys.get(f"peft.{n}")), "target_modules")
-        if not leaves_head_out(left_out):
-            draft.not_modelled(keys, f"peft.{where}", "the output layer gets an adapter too, which is left out")
-    elif names in (["_proj"], ["proj"]):
+    patterns, excluded = [by_hub_name(each) for each in texts(given)], texts(left_out)
+    if keys.get("peft.match_all_linear") is True or (excluded and not patterns):
+        listed = ["all-linear", "lm_head", *(f"!{each}" for each in excluded)]
+        draft.put("lora.targets", listed, keys, "peft.match_all_linear", "peft.exclude_modules")
+    elif any(part.isdecimal() for each in patterns for part in each.split(".")):
         draft.put("lora.targets", "all-linear", keys, "peft.target_modules")
-    elif all(name.isidentifier() for name in names):
-        draft.put("lora.targets", list(dict.fromkeys(names)), keys, "peft.target_modules")
+        draft.not_modelled(keys, "peft.target_modules", "all layers are told to be adapted alike")
+    elif patterns:
+        draft.put("lora.targets", patterns, keys, "peft.target_modules")
     else:
-        draft.put("lora.targets", "all-linear", keys, "peft.target_modules")
-        draft.not_modelled(keys, "peft.target_modules", "of these patterns all linear layers are taken")
+        draft.assume("lora.targets", ["*_proj"])
 
 
-def leaves_head_out(patterns: object) -> bool:
-    return isinstance(patterns, list) and any(isinstance(each, str) and "lm_head" in each for each in patterns)
+OWN_NAMES = {"wq_a": "q_a_proj", "wq_b": "q_b_proj", "wkv": "kv_proj", "wo_a": "o_a_proj", "wo_b": "o_b_proj"}
+"""Of DeepSeek V4's layers (components/models/deepseek_v4/layers.py), as transformers has them."""
+
+
+def by_hub_name(pattern: str) -> str:
+    start, _, name = pattern.rpartition("*")
+    return f"{start}*{OWN_NAMES[name]}" if name in OWN_NAMES else pattern
+
+
+def texts(given: object) -> list[str]:
+    found = [given] if isinstance(given, str) else given if isinstance(given, list) else []
+    return [each for each in found if isinstance(each, str) and each]
 
 
 # --------------------------------------------------------------------------------------------------- rows and steps
@@ -396,215 +397,42 @@ def take_evaluations(draft: Draft, keys: Keys) -> None:
 def take_optimizer(draft: Draft, keys: Keys) -> None:
     path = keys.get("optimizer._target_")
     name = path if isinstance(path, str) else ""
-    known = OPTIMIZERS.get(name)
     if path is None:
         draft.assume("optimizer", "adamw_torch")
         return
+    known = OPTIMIZERS.get(name)
     if known == "adamw_torch" and keys.get("optimizer.fused") is True:
         known = "adamw_torch_fused"
+    elif name == "torch.optim.Adam" and keys.get("optimizer.weight_decay", default=0) != 0:
+        known = "adam_torch"
+    if known in ("adamw_torch", "adam_torch") and keys.get("optimizer.foreach") is False:
+        if known == "adam_torch":
+            draft.not_modelled(keys, "optimizer.foreach", "the decay is told as AdamW's, a weight at a time")
+        known = "adamw_torch_single"
     draft.put("optimizer", known or "adamw_torch_fused", keys, "optimizer._target_")
     if known is None:
-        draft.not_modelled(keys, "optimizer._target_", unknown_optimizer(name))
-    if name == "torch.optim.Adam" and keys.get("optimizer.weight_decay", default=0) != 0:
-        draft.not_modelled(keys, "optimizer.weight_decay", "Adam adds the decay to a copy of all gradients")
+        draft.not_modelled(keys, "optimizer._target_", "it is told as torch's AdamW")
+    elif known == "te_fused_adam":
+        take_fused_adam(draft, keys)
+    elif known == "flash_adamw":
+        take_flash_adam(draft, keys)
 
 
-def unknown_optimizer(name: str) -> str:
-    if name.startswith("transformer_engine."):
-        return "Transformer Engine's FusedAdam is told as torch's, with states of 32 bits and no master weights"
-    return "it is told as torch's AdamW"
-
-
-# ------------------------------------------------------------------------------------------------------------ cards
-
-
-MESH = {"tensor": "tp_size", "pipeline": "pp_size", "context": "cp_size", "expert": "ep_size"}
-
-
-def take_mesh(draft: Draft, keys: Keys) -> None:
-    for field, key in MESH.items():
-        draft.take(f"parallel.{field}", keys, f"distributed.{key}", f"parallelizer.{key}")
-        draft.assume(f"parallel.{field}", 1)
-    if draft.fields["parallel.tensor"] != 1:
-        draft.take("parallel.sequence_parallel", keys, "distributed.sequence_parallel")
-        draft.assume("parallel.sequence_parallel", False)
-    else:
-        keys.ignore("distributed.sequence_parallel", "distributed.enable_async_tensor_parallel", "distributed.tp_plan")
-    if draft.fields["parallel.expert"] == 1:
-        keys.ignore("distributed.moe")
-    take_pipeline(draft, keys)
-
-
-def take_pipeline(draft: Draft, keys: Keys) -> None:
-    """A pipeline's micro-batches are parts of a rank's batch."""
-    local, part = "step_scheduler.local_batch_size", "distributed.pipeline.pp_microbatch_size"
-    if draft.fields["parallel.pipeline"] == 1:
-        keys.ignore("distributed.pipeline", "autopipeline")
-        draft.take("micro_batch", keys, local)
-        draft.assume("micro_batch", 1)
+def take_fused_adam(draft: Draft, keys: Keys) -> None:
+    """transformer_engine/pytorch/optimizers/fused_adam.py, `FusedAdam.__init__`."""
+    draft.take("optimizer_state_dtype", keys, "optimizer.exp_avg_dtype", "optimizer.exp_avg_sq_dtype", read=dtype)
+    if keys.get("optimizer.master_weights") is not True:
+        draft.assume("master_weights", "none", "transformer-engine: FusedAdam.master_weights")
         return
-    keys.get(local)
-    draft.take("micro_batch", keys, part, "autopipeline.pp_microbatch_size")
-    draft.assume("micro_batch", 1)
-    interleaved = str(keys.get("distributed.pipeline.pp_schedule")).lower() == "interleaved1f1b"
-    if interleaved or keys.get("distributed.pipeline.layers_per_stage") is not None:
-        why = "how many pieces a stage has depends on the layers; one is taken"
-        draft.not_modelled(keys, "distributed.pipeline.pp_schedule", why)
-    keys.ignore("distributed.pipeline", "autopipeline")
+    remainders = keys.get("optimizer.store_param_remainders") is True
+    draft.put("master_weights", "remainders" if remainders else "float32", keys, "optimizer.master_weights")
 
 
-def take_sharding(draft: Draft, keys: Keys) -> None:
-    strategy = keys.get("distributed.strategy", "distributed._target_", default="fsdp2")
-    name = str(strategy).lower().replace("-", "_")
-    if "ddp" in name:
-        draft.put("parallel.data", "ddp", keys, "distributed.strategy", "distributed._target_")
-    elif is_count(keys.get("distributed.dp_replicate_size")) and keys.get("distributed.dp_replicate_size") != 1:
-        draft.put("parallel.data", "hsdp", keys, "distributed.dp_replicate_size")
-    elif keys.has("distributed.strategy"):
-        draft.put("parallel.data", "fsdp", keys, "distributed.strategy")
-    else:
-        draft.assume("parallel.data", "fsdp")
-    if "megatron" in name or "mfsdp" in name:
-        draft.not_modelled(keys, "distributed.strategy", "Megatron-FSDP is told as torch's FSDP 2")
-    activations = keys.get("distributed.activation_checkpointing", "parallelizer.activation_checkpointing")
-    checkpointing = ("distributed.activation_checkpointing", "parallelizer.activation_checkpointing")
-    if activations is not None:
-        words = {"selective": True, "full": True, "on": True, "off": False, "none": False}
-        said = words.get(activations.lower(), activations) if isinstance(activations, str) else activations
-        draft.put("gradient_checkpointing", said, keys, *checkpointing)
-    if activations == "selective":
-        draft.put("recompute", "selective", keys, *checkpointing)
-    draft.assume("gradient_checkpointing", False)
-    if keys.get("distributed.offload_policy") is not None:
-        draft.put("parallel.offload", "parameters", keys, "distributed.offload_policy")
-    draft.take("parallel.reshard_after_forward", keys, "distributed.reshard_after_forward")
-    if keys.get("distributed.defer_fsdp_grad_sync") is False:
-        draft.not_modelled(
-            keys, "distributed.defer_fsdp_grad_sync", "gradients are told to wait for the last micro-batch"
-        )
-    take_policy(draft, keys)
-
-
-def take_policy(draft: Draft, keys: Keys) -> None:
-    """`FSDP2Config.mp_policy`: computed in bfloat16, summed in float32."""
-    policy = "distributed.mp_policy"
-    draft.take("parallel.reduce_dtype", keys, f"{policy}.reduce_dtype", read=dtype)
-    draft.assume("parallel.reduce_dtype", "float32")
-    if dtype(keys.get(f"{policy}.param_dtype")) not in (None, "bfloat16", "bf16"):
-        draft.not_modelled(keys, f"{policy}.param_dtype", "layers are taken to compute in bfloat16")
-    if dtype(keys.get(f"{policy}.output_dtype")) not in (None, "bfloat16", "bf16"):
-        draft.not_modelled(keys, f"{policy}.output_dtype", "what layers hand on is taken to be bfloat16")
-    keys.ignore(f"{policy}._target_", f"{policy}.cast_forward_inputs")
-    for name, why in (
-        ("distributed.autocast_dtype", "nothing is taken to run under autocast"),
-        ("distributed.enable_fsdp2_prefetch", "layers are gathered further ahead"),
-        ("distributed.enable_compile", "layers are told as if they were not compiled"),
-        ("distributed.enable_async_tensor_parallel", "tensor parallel layers do not overlap"),
-    ):
-        if keys.get(name):
-            draft.not_modelled(keys, name, why)
-
-
-def take_cards(draft: Draft, keys: Keys) -> None:
-    card, colon, gpus = str(keys.get("skypilot.accelerators", default="")).partition(":")
-    if card:
-        draft.put("hardware.gpu", card, keys, "skypilot.accelerators")
-        if not colon or gpus.isdecimal():
-            draft.put("hardware.gpus", int(gpus[:9]) if colon else 1, keys, "skypilot.accelerators")
-    draft.take("hardware.nodes", keys, "skypilot.num_nodes", "slurm.nodes", "benchmark.num_nodes")
-    draft.take("hardware.gpus", keys, "nproc_per_node", "slurm.ntasks_per_node")
-    dp_size, nodes = keys.get("distributed.dp_size"), draft.fields.get("hardware.nodes", 1)
-    if not is_count(dp_size):
-        return  # null, "none": what the cards leave
-    cards = dp_size
-    for name in ("tp_size", "pp_size", "cp_size"):
-        cards *= count(keys, f"distributed.{name}")
-    said = "hardware.nodes" in draft.fields and is_count(nodes) and cards % nodes == 0
-    if "hardware.gpus" not in draft.fields and (said or cards <= MOST_IN_A_MACHINE):
-        draft.put("hardware.gpus", cards // nodes if said else cards, keys, "distributed.dp_size")
-
-
-MOST_IN_A_MACHINE = 8
-"""Cards that need no second machine."""
-
-
-def take_another_stack(draft: Draft, keys: Keys) -> None:
-    """Of layers, rows or experts that several cards share, torchtitan's FSDP 2 is the nearest that is written down. It
-    knows no adapters."""
-    split = [key for field, key in MESH.items() if draft.fields[f"parallel.{field}"] != 1]
-    if not split or draft.fields["method"] != "full":
-        return
-    why = "told as torchtitan's, whose kernels for experts are slower than Transformer Engine's with DeepEP"
-    draft.not_modelled(keys, f"distributed.{split[-1]}", why)
-    draft.put("stack", "torchtitan", keys, f"distributed.{split[-1]}")
-    for field in ("autocast", "attention", "parallel.state_dict_type"):
-        draft.drop(field)
-    draft.assume("autocast", "bfloat16")
-    if draft.fields.get("parallel.sequence_parallel") is False:
-        draft.drop("parallel.sequence_parallel")
-        draft.not_modelled(keys, "distributed.tp_size", "tokens are told to be split outside of attention and MLP too")
-    if draft.fields["weights_dtype"] == "auto":
-        draft.drop("weights_dtype")
-        draft.assume("weights_dtype", "bfloat16")
-    if draft.fields["gradient_checkpointing"] is True and "recompute" not in draft.fields:
-        draft.assume("recompute", "all")
-
-
-# ---------------------------------------------------------------------------------------------------------- kernels
-
-
-def take_loss(draft: Draft, keys: Keys) -> None:
-    name = class_name(keys.get("loss_fn._target_"), keys.get("loss_fn"))
-    if name == "FusedLinearCrossEntropy":
-        draft.not_modelled(keys, "loss_fn._target_", "logits are made a part at a time; all at once are told")
-        keys.ignore("model.output_hidden_states")
-    elif name == "ChunkedCrossEntropy":
-        draft.not_modelled(keys, "loss_fn._target_", "the loss takes logits a part at a time; all at once are told")
-    elif name not in ("", "MaskedCrossEntropy"):
-        draft.not_modelled(keys, "loss_fn._target_", "the loss is told as masked cross-entropy")
-    if keys.get("loss_fn.fp32_upcast") is False:
-        draft.not_modelled(keys, "loss_fn.fp32_upcast", "logits are told in float32")
-    keys.ignore("loss_fn")
-
-
-def take_kernels(draft: Draft, keys: Keys) -> None:
-    attention = keys.get("model.attn_implementation")
-    if attention in ATTENTION:
-        draft.put("attention", attention, keys, "model.attn_implementation")
-    elif attention is not None:
-        draft.not_modelled(keys, "model.attn_implementation", "attention is told as torch's")
-    draft.assume("attention", "sdpa")
-    take_backend(draft, keys)
-    for name, why in (
-        ("compile.enabled", "the model is told as if it were not compiled"),
-        ("fp8.enabled", "linear layers are told in bfloat16"),
-        ("model.use_liger_kernel", "Liger's kernels are left out"),
-    ):
-        if keys.get(name) is True:
-            draft.not_modelled(keys, name, why)
-    if not keys.get("compile.enabled"):
-        keys.ignore("compile")
-    keys.ignore("fp8", "model.force_hf")
-    draft.assume("compile", DEFAULTS["compile"][0])
-
-
-PLAIN_BACKEND: Mapping[str, tuple[object, ...]] = {
-    "attn": ("sdpa", "torch", "eager"),
-    "linear": ("torch",),
-    "rms_norm": ("torch", "torch_fp32"),
-    "rope": ("torch",),
-    "experts": ("torch", "torch_mm", "gmm"),
-}
-"""Values of `model.backend` that are PyTorch's own (components/models/common/utils.py, `BackendConfig`)."""
-
-
-def take_backend(draft: Draft, keys: Keys) -> None:
-    """One remark for all that is another package's; which sends tokens to their experts is told with these."""
-    for name, plain in PLAIN_BACKEND.items():
-        if keys.get(f"model.backend.{name}") not in (None, *plain):
-            draft.not_modelled(keys, f"model.backend.{name}", TRANSFORMER_ENGINE)
-            break
-    for name, why in (("te_fp8", "linear layers are told in bfloat16"), ("compile_attn", "attention is not compiled")):
-        if keys.get(f"model.backend.{name}"):
-            draft.not_modelled(keys, f"model.backend.{name}", why)
-    keys.ignore("model.backend")
+def take_flash_adam(draft: Draft, keys: Keys) -> None:
+    """flashoptim/optimizers.py, `FlashAdamW`: 16 bits in the weight itself, the rest in its state."""
+    bits = keys.get("optimizer.master_weight_bits")
+    if bits == 32:
+        draft.put("master_weights", "remainders", keys, "optimizer.master_weight_bits")
+    elif bits not in (None, 24):
+        draft.put("master_weights", "none", keys, "optimizer.master_weight_bits")
+    keys.ignore("optimizer.compress_state_dict")

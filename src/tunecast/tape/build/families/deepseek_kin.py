@@ -218,7 +218,7 @@ class IndexedAttention(V3Attention):
 
     def __init__(self, machine: Machine, config: Config, index: int = 0) -> None:
         super().__init__(machine, config, index)
-        self.indexer = None
+        self.indexer, self.most = None, config["index_topk"]
         if config["indexer_types"][index] == "full":
             self.indexer = self.indexer_class(machine, config)
 
@@ -243,7 +243,9 @@ class IndexedAttention(V3Attention):
         query_states = F.cat((q_pass, q_rot), -1)
         key_states, value_states = self.expand_kv(k_pass, k_rot)
         if self.indexer is None:
-            assert prev_topk_indices is not None, "the first layer has an indexer"
+            if prev_topk_indices is None:  # the first of a pipeline's stage, which is sent them
+                chosen = (batch_size, seq_length, min(self.most, seq_length))
+                prev_topk_indices = self.machine.run("_to_copy", (), chosen, INT32)
             topk_indices = prev_topk_indices
         else:
             topk_indices = self.indexer(hidden_states, q_resid, position_embeddings, attention_mask[:, 0])

@@ -225,7 +225,8 @@ def refuse_unread(machine: Machine) -> None:
     """What transformers does with such layers and nobody has read."""
     if machine.graph is not None:
         raise Unsupported.at("compile", "the closed form does not know torch.compile of layers without attention")
-    if attention.sequence_of(machine) is not None:
+    sequence = attention.sequence_of(machine)
+    if sequence is not None and not sequence.splits_any_layer:
         raise Unsupported.at("parallel", "the closed form splits no rows in layers without attention")
 
 

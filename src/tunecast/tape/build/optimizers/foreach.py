@@ -74,6 +74,17 @@ class AdamW(Foreach):
         self.launch(group, dtype, "_foreach_div_", "_foreach_add_", "_foreach_addcdiv_")
 
 
+class Adam(AdamW):
+    """The decay is added to a copy of the gradients, which goes before the square roots come."""
+
+    def update(self, group: list[Tensor], dtype: Dtype) -> None:
+        device_grads = self.copies("_foreach_add", group, dtype)
+        self.launch(group, dtype, "_foreach_lerp_", "_foreach_mul_", "_foreach_addcmul_")
+        del device_grads
+        self.held = self.copies("_foreach_sqrt", group, dtype)
+        self.launch(group, dtype, "_foreach_div_", "_foreach_add_", "_foreach_addcdiv_")
+
+
 class FusedAdamW(Foreach):
     """One kernel, nothing borrowed; it counts steps on the card."""
 

@@ -43,6 +43,33 @@ class StableAdamW(Optimizer):
             self.machine.launch("stableadamw", (parameter,), parameter.dtype, parameter.nbytes)
 
 
+class SingleAdamW(Optimizer):
+    """torch/optim/adam.py, `_single_tensor_adam` (`foreach=False`): the name of a weight's square roots holds them
+    until the next weight's are there."""
+
+    def step(self) -> None:
+        machine, trained = self.machine, self.trained()
+        for p in trained:
+            if id(p) not in self.state:
+                self.keep_on_host(p, ((), FLOAT32))
+                self.state[id(p)] = self.made(p, *[(p.shape, p.dtype)] * 2)
+        denom: Tensor | None = None
+        for p in trained:
+            machine.module = self.module_of(p)
+            exp_avg, exp_avg_sq = self.state[id(p)]
+            assert p.grad is not None
+            machine.launch("mul_", (p,), p.dtype, p.nbytes)
+            machine.launch("lerp_", (exp_avg, p.grad), p.dtype, p.nbytes)
+            machine.launch("mul_", (exp_avg_sq,), p.dtype, p.nbytes)
+            machine.launch("addcmul_", (exp_avg_sq, p.grad), p.dtype, p.nbytes)
+            root = exp_avg_sq.sqrt()
+            denom = root / 1.0
+            del root
+            machine.launch("add_", (denom,), p.dtype, p.nbytes)
+            machine.launch("addcdiv_", (p, exp_avg, denom), p.dtype, p.nbytes)
+        del denom
+
+
 class GrokAdamW(Optimizer):
     """grokadamw 0.1.2: its three means wait on the host; each parameter's come to the card for its turn. It clips the
     gradient of each alone, whatever was clipped before."""

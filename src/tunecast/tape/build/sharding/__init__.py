@@ -9,6 +9,8 @@ fsdp1.py       FSDP 1 on paper
 fsdp2.py       torch's `fully_shard` (FSDP2) on paper, also beside experts that are spread over ranks
 host.py        what waits in host memory while the card computes
 layers.py      layers spread over cards: which card of `device_map="auto"` gets which, and what each card holds
+pipelined.py   FSDP 2 under a pipeline: a stage's weights are gathered once per step, its gradients added up whole and
+               reduced last
 scheme.py      what a stack's loop asks of the way its rank holds the model; see the package's docstring
 sequence.py    A sequence over ranks: torch's context parallelism, and DeepSpeed's Ulysses
 shards.py      a parameter in two forms: the part this rank keeps, and the whole that comes and goes

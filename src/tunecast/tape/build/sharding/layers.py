@@ -341,22 +341,7 @@ class OneCardOfSeveral(Scheme):
     def wrap(self, model: Any) -> None:
         self.machine.assumptions[SPREAD] = None
         ends = self.machine.ends or Ends()
-        if not ends.norm:
-            for norm in after_layers(model):
-                replace_child(model, norm, Passing(self.machine))
-        if not ends.head:
-            old = model.output_embedding()
-            self.leaving = leaving = Leaving(self.machine, base_of(old), returned=ends.embedding)
-            leaving.path = old.path
-            replace_child(model, old, leaving)
-            let_go(old)
-            model.vocabulary = leaving.outputs
-        if not ends.embedding:
-            old = model.input_embedding()
-            new = Arriving(self.machine, base_of(old).weight.shape[1], base_of(old).weight.dtype)
-            new.path = old.path
-            replace_child(model, old, new)
-            let_go(old)
+        self.leaving = cut_ends(model, ends, returned=ends.embedding)
 
     def end_forward(self, outputs: Any) -> Any:
         """The first card, which has the batch, is sent the logits (accelerate's `io_same_device`)."""
@@ -365,6 +350,28 @@ class OneCardOfSeveral(Scheme):
             return outputs
         widened = logits if self.autocast is None else logits.float()
         return (outputs[0], widened, *outputs[2:])
+
+
+def cut_ends(model: Any, ends: Ends, returned: bool = False) -> Leaving | None:
+    """Of the model's ends what this card has not; gives what stands in the head's place, where that is elsewhere."""
+    machine, leaving = model.machine, None
+    if not ends.norm:
+        for norm in after_layers(model):
+            replace_child(model, norm, Passing(machine))
+    if not ends.head:
+        old = model.output_embedding()
+        leaving = Leaving(machine, base_of(old), returned=returned)
+        leaving.path = old.path
+        replace_child(model, old, leaving)
+        let_go(old)
+        model.vocabulary = leaving.outputs
+    if not ends.embedding:
+        old = model.input_embedding()
+        new = Arriving(machine, base_of(old).weight.shape[1], base_of(old).weight.dtype)
+        new.path = old.path
+        replace_child(model, old, new)
+        let_go(old)
+    return leaving
 
 
 def base_of(module: Any) -> Any:

@@ -149,7 +149,8 @@ def scores_of(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> int:
 
 def attended(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> list[Tensor]:
     batch, heads, length, _ = query.shape
-    outs = ((query.shape, query.dtype), ((batch, heads, length), FLOAT32), ((2,), INT64), ((), INT64))
+    made = (batch, heads, length, value.shape[3])
+    outs = ((made, query.dtype), ((batch, heads, length), FLOAT32), ((2,), INT64), ((), INT64))
     args = (query, key, value, 0.0, causal)
     flops = scores_of(query, key, value, causal)
     return query.machine.run_many(RING_KERNEL, (query, key, value), outs, flops, args)
@@ -182,6 +183,40 @@ class Merger:
         self.out = machine.run("cat", (self.out, newer), self.out.shape, FLOAT32)
 
 
+STATES_PASSED = "layers without attention are taken to hand on their states between cards at no cost"
+
+
+class Ring:
+    """In the place of a transformers model's attention (`context_parallel` around its forward pass)."""
+
+    splits_any_layer = True
+    """Those without attention see a rank's tokens alone."""
+
+    def __init__(self, machine: Machine, ranks: int) -> None:
+        self.machine, self.ranks = machine, ranks
+        machine.assumptions[STATES_PASSED] = None
+        self.position_ids: Any = None
+        """Of the rank's own tokens."""
+
+        self.tokens = 0
+
+    def part_of(self, length: int) -> int:
+        """The tokens of a row this rank has: as many from the front as from the back."""
+        self.tokens = -(-length // (2 * self.ranks)) * 2
+        return self.tokens
+
+    def begin_forward(self) -> None:
+        self.position_ids = self.machine.run("arange", (), (self.tokens,), INT64).unsqueeze(0)
+
+    def end_forward(self, outputs: Any) -> Any:
+        return outputs
+
+    def attend(self, core: Any, query: Tensor, key: Tensor, value: Tensor, *how: Any) -> Any:
+        """Causal, whatever mask or window a layer has."""
+        output = ring_attention(query, key, value, self.ranks)
+        return output.transpose(1, 2).contiguous(), None
+
+
 # -------------------------------------------------------------------------------------------------------------- Ulysses
 
 
@@ -195,6 +230,8 @@ NO_MASK = "Ulysses drops attention masks: rows are full and causal, and under sd
 
 
 class Ulysses:
+    splits_any_layer = False
+
     def __init__(self, machine: Machine, ranks: int, batch: int) -> None:
         self.machine, self.ranks, self.batch = machine, ranks, batch
         self.position_ids: Any = None

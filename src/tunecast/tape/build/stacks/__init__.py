@@ -1,16 +1,17 @@
 """Whose program trains: the loop, the modules, the casts and the loss of each `stack`, one module each.
 
-    automodel.py      NVIDIA's NeMo Automodel on paper
-    foundry.py        llm-foundry's training of MPT with Composer (llm-foundry 0.4, mosaicml 0.17)
-    fsdp_qlora.py     AnswerDotAI's fsdp_qlora on paper
-    trainer.py        transformers' Trainer on paper (trainer.py of 5.17.0, accelerate 1.15), the loop under TRL
-    transformers.py   transformers' own loop, with PEFT, bitsandbytes and Liger
-    trl.py            TRL's SFTTrainer on paper
-    unsloth.py        Unsloth's notebooks on paper, then a plain loop
-    litgpt/           litgpt's fine-tuning: Fabric's precision, the loop and the loss
-    megatron/         Megatron Core and NeMo (which runs it): one rank's training program on paper
-    torchtitan/       torchtitan's pre-training loop on paper, by the month of its code
-    torchtune/        torchtune's single-device recipes, recipes/{full,lora}_finetune_single_device.py of 0.6.1
+foundry.py       llm-foundry's training of MPT with Composer (llm-foundry 0.4, mosaicml 0.17)
+fsdp_qlora.py    AnswerDotAI's fsdp_qlora on paper
+trainer.py       transformers' Trainer on paper (trainer.py of 5.17.0, accelerate 1.15), the loop under TRL
+transformers.py  transformers' own loop, with PEFT, bitsandbytes and Liger
+trl.py           TRL's SFTTrainer on paper
+unsloth.py       Unsloth's notebooks on paper, then a plain loop
+automodel/       NVIDIA's NeMo Automodel on paper: its fine-tuning recipe under FSDP 2, of transformers' models and
+                 three of its own
+litgpt/          litgpt's fine-tuning: Fabric's precision, the loop and the loss
+megatron/        Megatron Core and NeMo (which runs it): one rank's training program on paper
+torchtitan/      torchtitan's pre-training loop on paper, by the month of its code
+torchtune/       torchtune's single-device recipes, recipes/{full,lora}_finetune_single_device.py of 0.6.1
 
 A stack is declared in job/stacks.py, which names its module here. The module has two functions.
 `model(machine, config)` makes the module tree of a config.json (or None where the stack does not know it);

@@ -132,10 +132,11 @@ def linear_weights(model: Any) -> list[Tensor]:
 
 def load(
     job: Job, config: Mapping[str, Any], machine: Machine, reading: Mapping[str, int] | None = None,
-    *, over_host: bool = False,
+    *, over_host: bool = False, cutting: Callable[[Any], None] | None = None,
 ) -> Any:  # fmt: skip
     """Of steps alone the model is made on the card; `reading` are the options of `load_checkpoint`, where it is read
-    all the same, and `over_host` says that it is moved to the card afterwards."""
+    all the same, and `over_host` says that it is moved to the card afterwards. `cutting` leaves of each weight what a
+    rank has of it, before any memory is taken."""
     if reading is None and reads_checkpoint(job):
         reading = {}
     text = config.get("text_config", config)
@@ -145,6 +146,8 @@ def load(
             "model", f"the closed form does not know the architecture {text['model_type']!r}. To fix: --engine traced"
         )
     model.name_all()
+    if cutting is not None:
+        cutting(model)
     machine.name_head(model.output_embedding().path, model.path)
     model.model_type = text["model_type"]
     packing = packing_of(config) if stack_of(job).uses_accelerate else None
@@ -173,7 +176,7 @@ def load(
         part("liger").apply(model, text["model_type"], parts)
     if CUT_HEAD in job.kernels:
         part("cut_head").apply(model)
-    if LORA_TRITON in job.kernels:
+    if LORA_TRITON in job.kernels and not stack_of(job).matches_paths:
         machine.guesses[NOT_FUSED] = None
     return model
 

@@ -18,7 +18,7 @@ from tunecast.records import NamedTuple
 from tunecast.tape.build import functional as F
 from tunecast.tape.build.autograd import Gradients, Node, finish, start
 from tunecast.tape.build.dtypes import BFLOAT16, BOOL, FLOAT32, INT32, INT64
-from tunecast.tape.build.experts import grouped_product, top_k
+from tunecast.tape.build.experts import BALANCED, grouped_product, to_all, top_k
 from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.modules import Linear, Module
 from tunecast.tape.build.ops.elementwise import pointwise
@@ -27,7 +27,6 @@ from tunecast.tape.op import TO_HOST
 
 ALIGNMENT = 8
 """TOKEN_GROUP_ALIGN_SIZE_M (models/moe/utils.py), in bfloat16."""
-BALANCED = "tokens are taken to be spread evenly over a router's experts; a rank that gets more holds more"
 
 
 LaidOut = tuple[tuple[int, ...], Tensor, Tensor, Tensor]
@@ -274,14 +273,3 @@ def unpermute(out: Tensor, shape: tuple[int, ...], permuted_indices: Tensor) -> 
     out_unpermuted = out.machine.run("new_empty", (), shape, out.dtype)
     out_unpermuted = put_at(out_unpermuted, permuted_indices, out)
     return out_unpermuted[: shape[0] - 1]
-
-
-def to_all(x: Tensor, ranks: int) -> Tensor:
-    """`all_to_all_single_autograd`: rows change ranks, and their gradients change back."""
-    machine = x.machine
-
-    def sent(given: Tensor) -> Tensor:
-        return machine.exchange("all_to_all", "expert", ranks, given.contiguous(), given.shape)
-
-    node = start(machine, (x,), lambda node, gradients: (sent(gradients[0]),))
-    return finish(node, sent(x))

@@ -6,7 +6,7 @@ The model is made on the meta device and shared out there: no card ever holds mo
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Sequence
 
 from tunecast.errors import UsageError
 from tunecast.job.job import Job
@@ -16,20 +16,19 @@ from tunecast.tape.build.dtypes import BFLOAT16, DTYPES
 from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.modules import Buffer, bring_all
 from tunecast.tape.build.optimizers.state import clip_by_norm, total_norm
-from tunecast.tape.build.sharding.accelerate import AccelerateFsdp1, AccelerateFsdp2
+from tunecast.tape.build.sharding.accelerate import AccelerateFsdp1
 from tunecast.tape.build.sharding.fsdp1 import Options
 from tunecast.tape.build.sharding.fsdp2 import (
     FullyShard,
     Mesh,
     MixedPrecisionPolicy,
     OwnUnit,
-    ParamGroup,
     shard,
     shard_experts,
 )
+from tunecast.tape.build.sharding.pipelined import PipelinedFsdp2
 from tunecast.tape.build.sharding.scheme import Scheme
 from tunecast.tape.build.sharding.tensor import TensorParallel
-from tunecast.tape.build.sharding.unit import SCATTER, Doing
 from tunecast.tape.build.stacks.torchtitan.model import Transformer
 from tunecast.tape.build.stacks.torchtitan.releases import TitanRelease
 from tunecast.tape.build.tensor import Storage, Tensor
@@ -90,13 +89,12 @@ def split_layers(model: Transformer, split: TensorParallel, release: TitanReleas
             split.rows(linear, sequence=True)
 
 
-class TitanFsdp(AccelerateFsdp2):
+class TitanFsdp(PipelinedFsdp2):
     """`apply_fsdp`. Every micro-batch's gradients are reduced."""
 
     def __init__(self, job: Job, machine: Machine, release: TitanRelease, ranks: TitanRanks) -> None:
         Scheme.__init__(self, job, machine)
         self.release, self.dims = release, ranks
-        self.holds = False
         policy = MixedPrecisionPolicy(
             None if job.autocast is None else BFLOAT16,
             DTYPES[job.parallel.reduce_dtype or "float32"],
@@ -126,8 +124,7 @@ class TitanFsdp(AccelerateFsdp2):
         sharder.shard_root(model)
         sharder.units[0].reshards = reshards and release.gives_root_back
         if self.dims.pipeline > 1:
-            for unit in sharder.units:
-                self.hold(unit)
+            self.hold_units()
 
     def wrap_with_experts(self, model: Transformer) -> None:
         """The `apply_fsdp` of models with experts, whose unit they are beside their layer's. Without a pipeline."""
@@ -169,39 +166,6 @@ class TitanFsdp(AccelerateFsdp2):
         for part in parts:
             clip_by_norm(part, total)
         return total
-
-    def hold(self, unit: ParamGroup) -> None:
-        """Between the first and the last micro-batch of a step weights stay whole (`set_reshard_after_backward`)."""
-        reshard = unit.reshard
-
-        def unless_held() -> None:
-            if not self.holds:
-                reshard()
-
-        object.__setattr__(unit, "reshard", unless_held)
-
-    def end_stage(self, modules: Collection[int]) -> None:
-        """torch/distributed/pipelining/stage.py, `run_post_backward`: after a stage's last micro-batch what has been
-        added up is reduced. `modules` are the stage's, by id."""
-        sharder = self.sharder
-        self.holds, sharder.reduces = False, True
-        for unit in sharder.units:
-            if unit.shards and id(unit.modules[0]) in modules:
-                unit.post_backward()
-                unit.group_does = Doing.NOTHING
-                unit.finish()
-        self.machine.wait(SCATTER)
-        sharder.scattering.clear()
-        self.holds, sharder.reduces = True, False
-
-    @contextlib.contextmanager
-    def pipelined(self) -> Iterator[None]:
-        """A step's micro-batches: weights stay whole, gradients are added up."""
-        self.holds, self.sharder.reduces = True, False
-        try:
-            yield
-        finally:
-            self.holds, self.sharder.reduces = False, True
 
     def micro_batch(self, last: bool) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()

@@ -1,0 +1,181 @@
+"""NVIDIA's NeMo Automodel on paper: its fine-tuning recipe under FSDP 2, of transformers' models and three of its own.
+
+experts.py   Automodel's own experts, in the place of transformers'
+lora.py      Automodel's adapters
+models.py    what Automodel's own modules do otherwise than transformers'
+parallel.py  how Automodel spreads a model: FSDP 2, and what tensor, context, expert and pipeline parallelism leave
+pipeline.py  a step of a pipeline's stage
+
+Weights stay in the dtype they were loaded in; FSDP 2 gathers them as bf16 and sums gradients in fp32. Alone on a card
+nothing is wrapped and nothing cast. Llama, Qwen 2 and Qwen 3 are its own modules: norms are one compiled kernel, and
+checkpointing is of attention, MLP and norms each. Of other models checkpointing is of whole layers.
+
+Source   NVIDIA-NeMo/Automodel at 36044ad3 (0.5.0, August 2026): recipes/llm/train_ft.py, `_forward_backward_step`,
+         `_run_train_optim_step`; components/distributed/config.py, `FSDP2Config`; parallelizer.py,
+         `DefaultParallelizationStrategy`, `apply_fsdp2_sharding_recursively`; activation_checkpointing.py;
+         components/loss/masked_ce.py; models/llama, qwen2, qwen3.
+Checked  tests/golden/stacks/automodel: its modules, traced alone and as one rank of eight, event for event; of weights
+         in 4 bits nothing, nor of other meshes. Two published steps of LoRA on an H100, run with more fused kernels,
+         are told 12 and 18 % slower than they were.
+Ignored  Liger's kernels, which it puts into transformers' models where the package is installed; Transformer Engine's
+         rotary kernel, which replaces torch's where that is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tunecast.job.job import Job
+from tunecast.job.kernels import CUT_HEAD, INSTALLED, LORA_TRITON, chosen_kernels
+from tunecast.job.shardings import SHARDED, sharding_of
+from tunecast.tape.build import functional as F
+from tunecast.tape.build.autograd import backward
+from tunecast.tape.build.dtypes import FLOAT32, INT64
+from tunecast.tape.build.machine import Machine, Setup
+from tunecast.tape.build.optimizers import Optimizer
+from tunecast.tape.build.repeats import micro_batches
+from tunecast.tape.build.sharding.layers import cut_ends
+from tunecast.tape.build.sharding.scheme import Scheme
+from tunecast.tape.build.stacks import Refusals, leaves_out, transformers
+from tunecast.tape.build.stacks.automodel.experts import use_own_experts
+from tunecast.tape.build.stacks.automodel.lora import insert_adapters
+from tunecast.tape.build.stacks.automodel.models import fuse_norms, make_own, switch_on_checkpointing
+from tunecast.tape.build.stacks.automodel.parallel import cut, ends_of_stage, scheme
+from tunecast.tape.build.stacks.automodel.pipeline import pipelined
+from tunecast.tape.build.stacks.transformers import load, model
+from tunecast.tape.build.tensor import Tensor
+from tunecast.tape.op import Phase
+
+__all__ = ["REFUSES", "model", "scheme", "train"]
+
+REFUSES: Refusals = {
+    **transformers.REFUSES,
+    **leaves_out("compile", "matmul_dtype", "autocast", "checkpoint_reentrant", "optimizer_in_backward"),
+    "loss": lambda job: job.loss == "chunked",
+    "kernels": lambda job: bool(set(chosen_kernels(job)) - {CUT_HEAD, LORA_TRITON}),
+}
+LAST_LAYERS = 2
+"""The last layer's weights stay between its two passes, which changes when the one before it is gathered."""
+OWN_MODELS = ("llama", "qwen2", "qwen3")
+OWN_CODE = (
+    *("qwen3_moe", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "deepseek_v3", "deepseek_v32", "deepseek_v4"),
+    *("gpt_oss", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "minimax_m2", "nemotron_h", "kimi_linear", "kimi_k2"),
+    *("mistral4", "ministral3", "mimo_v2_flash", "ernie4_5_moe", "hunyuan_v1_moe", "hy_v3", "bailing_moe", "step3p5"),
+    *("laguna", "gemma4_text", "muse_glimmer", "baichuan"),
+)
+"""Models of its own code that is not written down (_transformers/registry.py)."""
+READ = "NeMo Automodel: its modules were traced, but nobody measured the memory of a run"
+NOT_WRITTEN = (
+    "Automodel's own code of {} is not written down but for experts and norms: transformers' modules stand for the "
+    "rest, and torch's kernels for those of Transformer Engine, DeepEP and others"
+)
+NO_LIGER = "Liger's kernels, which Automodel uses where the package is installed, are left out"
+
+
+def setup(job: Job, given: Setup) -> Setup:
+    """Its `cuda` and `fla` extras bring the packages that layers without attention take (pyproject.toml)."""
+    return given._replace(kernels=tuple(dict.fromkeys((*given.kernels, *INSTALLED))))
+
+
+def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: Machine) -> None:
+    kind = config.get("text_config", config)["model_type"]
+    machine.guesses[READ] = None
+    if kind in OWN_CODE:
+        machine.guesses[NOT_WRITTEN.format(kind)] = None
+    elif kind not in OWN_MODELS:
+        machine.assumptions[NO_LIGER] = None
+    machine.run("zeros", (), (1,), FLOAT32)
+    scheme = machine.scheme
+    with scheme.loading():
+        model = load(job, config, machine, cutting=lambda model: cut(job, model))
+        if kind in OWN_MODELS:
+            make_own(model, kind)
+        elif kind in OWN_CODE:
+            fuse_norms(model)
+            use_own_experts(job, model)
+            machine.attention = job.attention  # fused too where transformers has none, as of gpt-oss
+        if job.method != "full":
+            insert_adapters(job, model)
+        cut_ends(model, ends_of_stage(job, machine))
+    if CUT_HEAD not in job.kernels:
+        vars(model)["output"] = lambda logits, labels: logits  # the loss is the recipe's
+    if job.gradient_checkpointing:
+        whole = kind not in OWN_MODELS or job.parallel.expert > 1
+        switch_on_checkpointing(model, whole_layers=whole)
+        model.input_embedding().gives_gradient = whole and type(scheme) is Scheme  # transformers' own
+    scheme.wrap(model)
+    machine.empty_cache()
+    parameters = scheme.parameters(model)
+    take_steps(job, model, parameters, scheme.optimizer(parameters, (), ()), lengths)
+    machine.end()
+
+
+def defaults(job: Job) -> dict[str, Any]:
+    """components/distributed/config.py, `FSDP2Config`, `MoEParallelizerConfig`; components/_peft/lora.py, `PeftConfig`;
+    the optimizer of its examples, torch.optim.AdamW as it is."""
+    ways: dict[str, Any] = {"autocast": None, "gradient_checkpointing": False, "optimizer": "adamw_torch"}
+    parallel = job.parallel
+    if job.hardware.gpus * job.hardware.nodes > 1 and sharding_of(job).is_replicated:
+        ways["parallel.data"] = SHARDED
+    if parallel.expert > 1 or parallel.pipeline > 1:
+        ways["parallel.reshard_after_forward"] = False
+    if job.method != "full":
+        ways |= {"lora.adapter_dtype": job.weights_dtype, "lora.rank": 8}
+    if job.method == "qlora":
+        ways["quantization.prepare_kbit"] = False
+    return ways
+
+
+# ---------------------------------------------------------------------------------------------------------- the loop
+
+
+def take_steps(
+    job: Job, model: Any, parameters: Sequence[Tensor], optimizer: Optimizer, lengths: Sequence[int]
+) -> None:
+    """`_run_train_optim_step`. A step's losses live until the next step's are there."""
+    machine, scheme = model.machine, model.machine.scheme
+    loss_buffer: list[Tensor] = []
+    for length in machine.steps(lengths):
+        tokens = scheme.tokens_of(length)
+        loss_buffer = []
+        if job.parallel.pipeline > 1:
+            loss_buffer += pipelined(job, model, lambda: forward(job, model, tokens))  # noqa: B023 (called at once)
+        else:
+            for number in micro_batches(machine, job.grad_accum):
+                with scheme.micro_batch(last=number == job.grad_accum - 1):
+                    loss_buffer.append(forward_backward_step(job, model, tokens))
+        scheme.end_step(parameters, optimizer)
+    scheme.end()
+    loss_buffer.clear()
+
+
+def forward_backward_step(job: Job, model: Any, length: int) -> Tensor:
+    """The batch and the logits live as long as it runs."""
+    dp_group_size = 1
+    batch, logits, local_loss = forward(job, model, length)
+    kept: Tensor = local_loss.detach().clone()
+    backward(local_loss * dp_group_size)
+    del batch, logits
+    return kept
+
+
+def forward(job: Job, model: Any, length: int) -> tuple[Sequence[Tensor], Tensor, Tensor]:
+    """The batch, what the model makes of it, and the loss."""
+    machine = model.machine
+    batch = [machine.run("_to_copy", (), (job.micro_batch, length), INT64) for _ in range(3)]
+    machine.phase, machine.in_forward = Phase.FORWARD, True
+    machine.scheme.begin_forward()
+    outputs = model(*batch)
+    if CUT_HEAD in job.kernels:
+        return batch, outputs, outputs
+    return batch, outputs, masked_cross_entropy(outputs, batch[2], widens=job.loss != "low_precision")
+
+
+def masked_cross_entropy(logits: Tensor, labels: Tensor, widens: bool) -> Tensor:
+    """`MaskedCrossEntropy`: logits in fp32 unless `fp32_upcast` is off, and a sum over the labels of all ranks. They
+    were shifted before."""
+    with logits.machine.within("loss"):
+        num_label_tokens = 1  # of all ranks; on the host
+        flat = logits.view(-1, logits.shape[-1])
+        return F.cross_entropy(flat.float() if widens else flat, labels.view(-1)) / num_label_tokens
