@@ -124,6 +124,12 @@ def data_sets() -> Tables:
     return Tables(text_beside(__file__, "lengths.toml"))
 
 
+def data_set_of(name: str) -> str | None:
+    """What a data set that a trainer's file names is called in `data_sets`; None where its lengths are not known."""
+    plain = name.lower()
+    return next((own for own, told in data_sets().items() if plain in map(str.lower, told["hub"])), None)
+
+
 def _named(given: str, samples: int | None) -> Lengths:
     known, name = data_sets(), given.lower().replace("_", "-")
     if name not in known:

@@ -6,6 +6,8 @@ its name in `FRAMEWORKS`; one that is called by a command also has `invocation(w
 cards.py        What follows from how many cards there are: the launcher may say it, or the user, after the file was
                 read
 commands.py     The commands of a shell script, as far as its text tells them
+data_sets.py    Well-known data sets that files name: their lengths are known (job/lengths.toml), and stand for the
+                job's own
 document.py     A file as a trainer wrote it: what it holds, and on which line
 draft.py        A recipe in the making: a reader takes keys one by one, and what it leaves is reported
 huggingface.py  Keys of transformers' TrainingArguments, TRL's SFTConfig and ModelConfig, wherever they stand

@@ -13,6 +13,7 @@ from typing import Any
 
 from tunecast.errors import UsageError
 from tunecast.job.recipes import huggingface
+from tunecast.job.recipes.data_sets import take_data_set
 from tunecast.job.recipes.document import Document
 from tunecast.job.recipes.draft import Draft, Keys
 from tunecast.job.recipes.frameworks import trl
@@ -92,7 +93,16 @@ def read(draft: Draft, request: Request) -> None:
     take_adapter(draft, script, training)
     take_arguments(draft, script, training, request, is_sft)
     take_methods(draft, script, training)
+    take_data(draft, script)
     take_environment(draft, script)
+
+
+def take_data(draft: Draft, script: Script) -> None:
+    """Where it loads one data set, that is what it trains on; of several nothing is said."""
+    loaded = list(script.of("load_dataset"))
+    names = {call.get("path", 0) for call in loaded if isinstance(call.get("path", 0), str)}
+    if len(names) == 1 and all(isinstance(call.get("path", 0), str) for call in loaded):
+        take_data_set(draft, script.called(draft), loaded[0].title, names.pop(), loaded[0].get("split"))
 
 
 def take_arguments(draft: Draft, script: Script, training: Training, request: Request, is_sft: bool) -> None:

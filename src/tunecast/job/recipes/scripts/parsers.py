@@ -16,14 +16,18 @@ PARSES_DATACLASSES = (
 )
 FIELDS: Mapping[str, frozenset[str]] = {
     "ModelConfig": frozenset(
-        "model_name_or_path model_revision dtype torch_dtype trust_remote_code attn_implementation use_peft lora_r "
-        "lora_alpha lora_dropout lora_target_modules lora_target_parameters lora_modules_to_save lora_task_type "
-        "use_rslora use_dora load_in_8bit load_in_4bit bnb_4bit_quant_type use_bnb_nested_quant "
-        "bnb_4bit_quant_storage".split()
+        {
+            *("model_name_or_path", "model_revision", "dtype", "torch_dtype", "trust_remote_code", "use_peft"),
+            *("attn_implementation", "lora_r", "lora_alpha", "lora_dropout", "lora_target_modules", "use_rslora"),
+            *("lora_target_parameters", "lora_modules_to_save", "lora_task_type", "use_dora", "load_in_8bit"),
+            *("load_in_4bit", "bnb_4bit_quant_type", "use_bnb_nested_quant", "bnb_4bit_quant_storage"),
+        }
     ),
     "ScriptArguments": frozenset(
-        "dataset_name dataset_config dataset_train_split dataset_test_split dataset_streaming "
-        "ignore_bias_buffers".split()
+        {
+            *("dataset_name", "dataset_config", "dataset_train_split", "dataset_test_split", "dataset_streaming"),
+            "ignore_bias_buffers",
+        }
     ),
 }
 """Of TRL's classes beside a trainer's arguments (trl/trainer/model_config.py, trl/scripts/utils.py)."""

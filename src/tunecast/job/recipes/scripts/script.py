@@ -55,7 +55,9 @@ class Script(NamedTuple):
         lines = {name: call.lines.get(name, call.line) for name in given}
         elsewhere = {name: self.places[name] for name, line in lines.items() if not line and name in self.places}
         document = Document(call.file or self.file, tree, lines, elsewhere=elsewhere)
-        return document.with_values(values or {}, {name: self.places[name] for name in values or {} if name in self.places})
+        return document.with_values(
+            values or {}, {name: self.places[name] for name in values or {} if name in self.places}
+        )
 
     def keys(
         self, draft: Draft, call: Made, without_effect: tuple[str, ...] = (), positions: tuple[str, ...] = (),
