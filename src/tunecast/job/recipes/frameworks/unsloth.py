@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tunecast.errors import TunecastError
-from tunecast.job.job import Data
-from tunecast.job.lengths import sample_lengths
+from tunecast.job.lengths import longest_of
 from tunecast.job.model import resolve_model
 from tunecast.job.recipes import huggingface
 from tunecast.job.recipes.cards import SINCE_AMPERE
@@ -112,19 +111,12 @@ def read(draft: Draft, request: Request) -> None:
 
 def take_longest(draft: Draft, script: Script) -> None:
     """Rows are no longer than the data set has them: of this stack every row is taken to be as long as one may be."""
-    name = draft.fields.get("data.lengths")
-    limit = number(draft.fields.get("seq_len"))
-    if (
-        draft.fields["stack"] != "unsloth"
-        or name is None
-        or limit is None
-        or huggingface.is_on(draft.fields.get("data.packing"))
-    ):
-        return
-    known = sample_lengths(Data(lengths=name))
-    longest = known.counts[-1][0] if known is not None else limit
-    if longest < limit:
-        draft.put("seq_len", longest, script.called(draft), draft.places["data.lengths"].key)
+    name, limit = draft.fields.get("data.lengths"), number(draft.fields.get("seq_len"))
+    packs = huggingface.is_on(draft.fields.get("data.packing"))
+    if draft.fields["stack"] == "unsloth" and name is not None and limit is not None and not packs:
+        longest = longest_of(name)
+        if longest < limit:
+            draft.put("seq_len", longest, script.called(draft), draft.places["data.lengths"].key)
 
 
 def take_loading(draft: Draft, script: Script, loader: Made) -> None:
