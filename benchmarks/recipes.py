@@ -58,7 +58,7 @@ def asked(path: Path) -> Row:
     try:
         recipe = recipes.find_recipe(path)
     except TunecastError as error:
-        return {"outcome": "unreadable", "reason": error.message}
+        return {"outcome": "other task" if error.field == "task" else "unreadable", "reason": error.message}
     if recipe is None:
         return {"outcome": "not recognised"}
     row: Row = {

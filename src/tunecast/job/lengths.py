@@ -124,6 +124,20 @@ def data_sets() -> Tables:
     return Tables(text_beside(__file__, "lengths.toml"))
 
 
+def data_set_of(name: str) -> str | None:
+    """What a data set that a trainer's file names is called in `data_sets`; None where its lengths are not known."""
+    plain = name.lower()
+    return next((own for own, told in data_sets().items() if plain in map(str.lower, told["hub"])), None)
+
+
+def longest_of(name: str) -> int:
+    """Tokens of the longest sample of one of `data_sets`."""
+    call = _CALL.fullmatch(data_sets()[name]["lengths"])
+    quantile = _percentiles(_arguments(call[2])) if call is not None else None
+    assert quantile is not None, "each is told by its percentiles"
+    return round(quantile(1.0))
+
+
 def _named(given: str, samples: int | None) -> Lengths:
     known, name = data_sets(), given.lower().replace("_", "-")
     if name not in known:

@@ -126,7 +126,8 @@ def _job_of_recipe(recipe: Recipe, overrides: Mapping[str, object], path: Path) 
     content = with_overrides(recipe.job, overrides)
     unsaid = cards.unsaid(content, recipe.global_batch)
     try:
-        recipes.require_modelled(recipe, str(path))
+        recipes.require_modelled(recipe, content, str(path))
+        content = cards.in_its_dtype(content, recipe.assumed, overrides)
         job = job_from_dict(cards.on_its_cards(content, recipe.global_batch, "grad_accum" in overrides))
     except TunecastError as error:
         return job_error(recipes.at_its_place(error, recipe, str(path)))

@@ -35,7 +35,9 @@ from typing import Any
 
 from tunecast import __version__
 from tunecast.errors import TunecastError, Unsupported, UsageError
+from tunecast.job.check import task_is_modelled
 from tunecast.job.job import all_knobs, sections
+from tunecast.job.names import TASKS
 from tunecast.job.readers.bounds import MOST_YAML_BYTES, bounded_text
 from tunecast.job.recipes.data_sets import take_data
 from tunecast.job.recipes.document import Document, read_document
@@ -183,9 +185,14 @@ def take_launch(draft: Draft, launch: Launch) -> None:
             draft.assumed.pop("allocator", None)
 
 
-def require_modelled(recipe: Recipe, file: str) -> None:
+def require_modelled(recipe: Recipe, content: Mapping[str, Any], file: str) -> None:
+    """Before anything else is said of it. `content`: its job, with what the user overrides."""
     if recipe.refused:
         raise Unsupported(f"{file}: {recipe.framework}: {recipe.refused}", field="task")
+    task = content.get("task")
+    told = task_is_modelled(task) if task in TASKS else None
+    if told is not None:
+        raise UsageError(f"{recipe.places.get('task') or file}: task: {told}", field="task")
 
 
 def at_its_place(error: TunecastError, recipe: Recipe, file: str) -> TunecastError:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from math import prod
 from typing import Any, TypeGuard
 
+from tunecast.job.recipes.recipe import Assumed
 from tunecast.job.shardings import REPLICATED, SHARDINGS
 
 SPLITS = ("tensor", "pipeline", "context", "expert", "layers")
@@ -19,6 +20,11 @@ CARD_FLAGS = {"hardware.gpu": "--gpu NAME", "hardware.gpus": "--gpus N"}
 MOST_ROWS = 10**9
 USUAL_CARDS = 8
 """Of a machine."""
+SINCE_AMPERE = "on a card since Ampere"
+"""How `Assumed.whose` ends where a trainer asks its card whether it computes in bfloat16."""
+WITHOUT_BFLOAT16 = ("t4", "v100", "p100", "titan", "quadro-rtx", "rtx-206", "rtx-207", "rtx-208")
+"""How names of cards before Ampere begin: those for which hardware/gpus.toml has no rate of bf16."""
+DTYPES = ("autocast", "weights_dtype")
 
 
 def is_count(value: object) -> TypeGuard[int]:
@@ -43,6 +49,16 @@ def on_its_cards(
     if accumulation_is_said or global_batch is None:
         return found
     return with_accumulation({name: value for name, value in found.items() if name != "grad_accum"}, global_batch)
+
+
+def in_its_dtype(job: Mapping[str, Any], assumed: Mapping[str, Assumed], given: Container[str]) -> dict[str, Any]:
+    """With float16 in the place of bfloat16 where a trainer takes what its card computes in. `given`: what the user
+    overrides."""
+    card = section(job, "hardware").get("gpu")
+    if not isinstance(card, str) or not card.lower().startswith(WITHOUT_BFLOAT16):
+        return dict(job)
+    follow = [name for name in DTYPES if name in assumed and assumed[name].whose.endswith(SINCE_AMPERE)]
+    return {**job, **{name: "float16" for name in follow if name not in given and job.get(name) == "bfloat16"}}
 
 
 def with_accumulation(job: Mapping[str, Any], global_batch: int | None) -> dict[str, Any]:

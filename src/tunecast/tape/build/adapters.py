@@ -335,13 +335,20 @@ def wanted_names(job: Job, model: Any) -> Collection[str] | None:
     assert given is not None, "targets follow from the model: fill_in comes first"
     present = {name for module in model.modules() for name in module.children}
     usual = ATTENTION - {"out_proj"} if model.model_type in MAMBA else ATTENTION  # it is Mamba's there
-    names = usual & present if given == "attention" else set(given)
+    names = usual & present if given == "attention" else {last_part(name, model) for name in given}
     missing = ", ".join(sorted(names - present))
     if not names & present or any("." in name for name in names - present):
         raise UsageError.at("lora.targets", f"this model has no {missing or 'such modules'}")
     if missing:
         model.machine.assumptions[PASSED_OVER.format(missing)] = None
     return names & present
+
+
+def last_part(name: str, model: Any) -> str:
+    """Of `mlp.up_proj`, which PEFT takes for the end of a path: `up_proj` where all of that name are inside an `mlp`."""
+    outer, _, last = name.rpartition(".")
+    holders = [module.path for module in model.modules() if last in module.children] if outer else []
+    return last if holders and all(f".{path}".endswith(f".{outer}") for path in holders) else name
 
 
 class LoraLinear(Module):

@@ -11,9 +11,12 @@ from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Any
 
+from tunecast.errors import UsageError
 from tunecast.job.recipes import huggingface
+from tunecast.job.recipes.data_sets import take_data_set
 from tunecast.job.recipes.document import Document
 from tunecast.job.recipes.draft import Draft, Keys
+from tunecast.job.recipes.frameworks import trl
 from tunecast.job.recipes.request import Invocation, Request
 from tunecast.job.recipes.scripts import Made, Script, ScriptDocument, Symbol
 from tunecast.job.recipes.scripts.training import Training, loaders, put_task, training_of
@@ -60,21 +63,27 @@ def recognises(document: Document) -> bool:
     if not isinstance(document, ScriptDocument) or document.script is None:
         return False
     script = document.script
-    return training_of(script) is not None or has_own_loop(script)
+    return training_of(script) is not None or bool(loaders(script))
 
 
 def has_own_loop(script: Script) -> bool:
-    """It loads a model and goes backward by itself."""
-    return bool(loaders(script)) and any(call.is_a("backward") for call in script.calls)
+    """It goes backward by itself."""
+    return any(call.is_a("backward") for call in script.calls)
 
 
 def read(draft: Draft, request: Request) -> None:
     assert isinstance(request.document, ScriptDocument) and request.document.script is not None
     script = request.document.script
     training = training_of(script)
-    if training is None:
+    if training is None and has_own_loop(script):
         draft.refuse("a loop of its own", TRACE.format(script.file))
         return
+    if training is None:
+        loader = script.last(*loaders(script))
+        told = f"{script.file}: no training that is known here"
+        if loader is not None:
+            told = f"{script.called(draft).place(loader.title)}: loads a model, and nothing in the script trains it"
+        raise UsageError(f"{told}. To fix: name the script or notebook that trains", field="task")
     called = script.called(draft)
     is_sft = training.trainer.is_a("SFTTrainer") or training.task not in ("sft", "pretrain")
     draft.put("stack", "trl" if is_sft else "transformers", called, training.trainer.title)
@@ -84,7 +93,16 @@ def read(draft: Draft, request: Request) -> None:
     take_adapter(draft, script, training)
     take_arguments(draft, script, training, request, is_sft)
     take_methods(draft, script, training)
+    take_data(draft, script)
     take_environment(draft, script)
+
+
+def take_data(draft: Draft, script: Script) -> None:
+    """Where it loads one data set, that is what it trains on; of several nothing is said."""
+    loaded = list(script.of("load_dataset"))
+    names = {call.get("path", 0) for call in loaded if isinstance(call.get("path", 0), str)}
+    if len(names) == 1 and all(isinstance(call.get("path", 0), str) for call in loaded):
+        take_data_set(draft, script.called(draft), loaded[0].title, names.pop(), loaded[0].get("split"))
 
 
 def take_arguments(draft: Draft, script: Script, training: Training, request: Request, is_sft: bool) -> None:
@@ -218,6 +236,9 @@ def take_methods(draft: Draft, script: Script, training: Training) -> None:
     """What is called on the model before it is trained. `prepare_model_for_kbit_training` also switches checkpointing
     on (peft/utils/other.py)."""
     called = script.called(draft)
+    resized = script.last("resize_token_embeddings")
+    if resized is not None:
+        draft.note(called.place(resized.title), "the vocabulary grows with what is added to the tokenizer")
     prepared = script.last("prepare_model_for_kbit_training", "prepare_model_for_int8_training")
     if draft.fields.get("quantization.format") is not None and draft.fields.get("method") == "qlora":
         if prepared is not None:
@@ -240,11 +261,14 @@ def take_environment(draft: Draft, script: Script) -> None:
 
 
 def invocation(words: Sequence[str]) -> Invocation | None:
-    """`python train.py --lr 1e-4`: the script is the file, and what it is given are values of its arguments."""
+    """`python train.py --lr 1e-4`: the script is the file, and what it is given are values of its arguments. One of
+    TRL's that is given a file reads all from that (trl.py)."""
     given = [word for word in words if isinstance(word, str)]
     while given and PurePath(given[0]).name.startswith("python"):
         given = given[1:]
     if not given or PurePath(given[0]).suffix != ".py":
         return None
     flags = flags_of([word if isinstance(word, Word) else Word(word) for word in given[1:]])
+    if str(flags.values.get("config")).endswith((".yaml", ".yml")) and trl.invocation(given) is not None:
+        return None
     return Invocation(str(given[0]), flags.values, flags.lines)

@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tunecast.errors import TunecastError
+from tunecast.job.lengths import longest_of
 from tunecast.job.model import resolve_model
 from tunecast.job.recipes import huggingface
+from tunecast.job.recipes.cards import SINCE_AMPERE
 from tunecast.job.recipes.document import Document
 from tunecast.job.recipes.draft import Draft, Keys
 from tunecast.job.recipes.frameworks.script import (
@@ -19,6 +21,7 @@ from tunecast.job.recipes.frameworks.script import (
     OF_LOADING,
     OF_TRAINER,
     is_given,
+    take_data,
     take_environment,
     take_lora,
 )
@@ -54,6 +57,7 @@ OF_CONFIG: huggingface.Defaults = {
     "run.eval_steps": (1, f"{_CONFIG}.logging_steps"),
 }
 DEFAULTS = LORA
+FOLLOWS_CARD = f"dtype=None, {SINCE_AMPERE}"
 MODELS = ("FastLanguageModel", "FastModel", "FastVisionModel", "FastTextModel", "FastSentenceTransformer")
 TARGETS = frozenset({"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"})
 WITHOUT_EFFECT = (
@@ -100,7 +104,19 @@ def read(draft: Draft, request: Request) -> None:
     take_loading(draft, script, loader)
     take_adapters(draft, script, training)
     take_arguments(draft, script, training, request)
+    take_data(draft, script)
+    take_longest(draft, script)
     take_environment(draft, script)
+
+
+def take_longest(draft: Draft, script: Script) -> None:
+    """Rows are no longer than the data set has them: of this stack every row is taken to be as long as one may be."""
+    name, limit = draft.fields.get("data.lengths"), number(draft.fields.get("seq_len"))
+    packs = huggingface.is_on(draft.fields.get("data.packing"))
+    if draft.fields["stack"] == "unsloth" and name is not None and limit is not None and not packs:
+        longest = longest_of(name)
+        if longest < limit:
+            draft.put("seq_len", longest, script.called(draft), draft.places["data.lengths"].key)
 
 
 def take_loading(draft: Draft, script: Script, loader: Made) -> None:
@@ -146,7 +162,7 @@ def take_trls(draft: Draft, keys: Keys, name: str, what: str) -> None:
     memory."""
     if draft.fields.get("stack") != "trl":
         draft.put("stack", "trl", keys, name)
-        draft.assume("weights_dtype", "bfloat16", "dtype=None, on a card since Ampere")
+        draft.assume("weights_dtype", "bfloat16", FOLLOWS_CARD)
         if draft.fields.get("quantization.format") == "nf4":
             draft.assume("quantization.double_quant", True)
     draft.not_modelled(keys, name, f"{what} is not known: TRL's is taken")
@@ -212,7 +228,8 @@ def take_arguments(draft: Draft, script: Script, training: Training, request: Re
     if dtype in ("float16", "bfloat16"):
         draft.assume("autocast", dtype)
     else:
-        draft.assume("autocast", "bfloat16", "dtype=None, on a card since Ampere")
+        draft.assume("autocast", "bfloat16", FOLLOWS_CARD)
+        draft.assume("weights_dtype", "bfloat16", FOLLOWS_CARD)
     draft.keys(script.document(arguments.only(FOLLOW_MODEL)), ("*",))
     rest = arguments.without(FOLLOW_MODEL)
     effects = (*ARGUMENTS_WITHOUT_EFFECT, "embedding_learning_rate")

@@ -44,15 +44,33 @@ TEXT_METHODS = frozenset(
     {"lower", "upper", "strip", "replace", "split", "startswith", "endswith", "removeprefix", "removesuffix", "format"}
 )
 ASKS_CARD = ("is_bfloat16_supported", "is_bf16_supported", "is_torch_bf16_gpu_available", "is_ampere_or_newer")
+OF_MACHINE: Mapping[str, bool] = {
+    "torch.cuda.is_available": True,
+    **dict.fromkeys(("torch.xpu.is_available", "torch.npu.is_available", "torch.backends.mps.is_available"), False),
+    **dict.fromkeys(("torch.mps.is_available", "torch.hpu.is_available", "torch.musa.is_available"), False),
+}
+"""What a script is told on a machine with NVIDIA's cards."""
 ENVIRONMENT = ("os.environ.get", "os.getenv", "environ.get")
+
+
+class Module:
+    """A file of Python: what it names."""
+
+    def __init__(self, file: str = "", name: str = "__main__") -> None:
+        self.file = file
+        """'': the script itself."""
+        self.scope: dict[str, Any] = {"__name__": name}
+        self.imports: dict[str, str] = {}
+        self.functions: dict[str, ast.FunctionDef | ast.AsyncFunctionDef] = {}
+        self.classes: dict[str, ast.ClassDef] = {}
 
 
 class Expressions:
     """Computes values; calls that nothing here knows are handed to `call`."""
 
     def __init__(self) -> None:
-        self.scopes: list[dict[str, Any]] = [{"__name__": "__main__"}]
-        self.imports: dict[str, str] = {}
+        self.module = Module()
+        self.scopes: list[dict[str, Any]] = [self.module.scope]
         self.steps = 0
         self.depth = 0
 
@@ -74,6 +92,10 @@ class Expressions:
     def call(self, node: ast.Call) -> Any:
         raise NotImplementedError
 
+    def imported(self, name: str) -> Any:
+        """What a name in full stands for; itself where no module that was read has it."""
+        return Symbol(name)
+
     def dotted(self, node: ast.AST) -> str:
         """A name in full: what was imported by where it comes from; '' where it is no name."""
         parts: list[str] = []
@@ -82,7 +104,7 @@ class Expressions:
             node = node.value
         if not isinstance(node, ast.Name):
             return ""
-        return ".".join((self.imports.get(node.id, node.id), *reversed(parts)))
+        return ".".join((self.module.imports.get(node.id, node.id), *reversed(parts)))
 
     def look_up(self, name: str) -> Any:
         return next((scope[name] for scope in (self.scopes[-1], self.scopes[0]) if name in scope), None)
@@ -95,13 +117,21 @@ class Expressions:
         return value if isinstance(value, (str, int, float, bool, type(None))) and not _is_large(value) else UNKNOWN
 
     def _name(self, node: ast.Name) -> Any:
-        return self.look_up(node.id) if self.is_local(node.id) else Symbol(self.imports.get(node.id, node.id))
+        if self.is_local(node.id):
+            return self.look_up(node.id)
+        return self.imported(self.module.imports.get(node.id, node.id))
 
     def _attribute(self, node: ast.Attribute) -> Any:
-        value = self.value(node.value)
+        return self.attribute(self.value(node.value), node.attr)
+
+    def attribute(self, value: Any, name: str) -> Any:
         if isinstance(value, Made):
-            return value.arguments.get(node.attr, UNKNOWN)
-        return Symbol(f"{value}.{node.attr}") if isinstance(value, Symbol) else UNKNOWN
+            return value.arguments.get(name, UNKNOWN)
+        if not isinstance(value, Symbol):
+            return UNKNOWN
+        if name == "is_floating_point" and value.startswith("torch."):
+            return "float" in value
+        return self.imported(f"{value}.{name}")
 
     def _list(self, node: ast.List | ast.Tuple | ast.Set) -> Any:
         items: list[Any] = []
@@ -211,6 +241,10 @@ class Expressions:
         name = self.dotted(node.func)
         if name.rpartition(".")[2] in ASKS_CARD:
             return FOLLOWS_CARD
+        if name in OF_MACHINE:
+            return OF_MACHINE[name]
+        if name == "getattr" and len(node.args) > 1 and isinstance(attribute := self.value(node.args[1]), str):
+            return self.attribute(self.value(node.args[0]), attribute)
         if name in ENVIRONMENT:
             return self.value(node.args[1]) if len(node.args) > 1 else None
         if name in FUNCTIONS and not self.is_local(name):

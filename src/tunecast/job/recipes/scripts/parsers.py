@@ -14,6 +14,23 @@ PARSES_DATACLASSES = (
     *("parse_args_into_dataclasses", "parse_args_and_config", "parse", "parse_dict", "parse_json_file"),
     "parse_yaml_file",
 )
+FIELDS: Mapping[str, frozenset[str]] = {
+    "ModelConfig": frozenset(
+        {
+            *("model_name_or_path", "model_revision", "dtype", "torch_dtype", "trust_remote_code", "use_peft"),
+            *("attn_implementation", "lora_r", "lora_alpha", "lora_dropout", "lora_target_modules", "use_rslora"),
+            *("lora_target_parameters", "lora_modules_to_save", "lora_task_type", "use_dora", "load_in_8bit"),
+            *("load_in_4bit", "bnb_4bit_quant_type", "use_bnb_nested_quant", "bnb_4bit_quant_storage"),
+        }
+    ),
+    "ScriptArguments": frozenset(
+        {
+            *("dataset_name", "dataset_config", "dataset_train_split", "dataset_test_split", "dataset_streaming"),
+            "ignore_bias_buffers",
+        }
+    ),
+}
+"""Of TRL's classes beside a trainer's arguments (trl/trainer/model_config.py, trl/scripts/utils.py)."""
 SWITCHES = {"store_true": False, "store_false": True}
 
 

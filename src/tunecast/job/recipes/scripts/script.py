@@ -28,6 +28,8 @@ class Script(NamedTuple):
     """What the command line sets."""
     left: Mapping[str, Any]
     """Of that, what no variable or argument is called."""
+    places: Mapping[str, tuple[str, int]] = {}
+    """File and line of what a script that calls it sets."""
 
     def of(self, *names: str) -> Iterator[Made]:
         """Calls of these names, the last parts of which are enough."""
@@ -41,7 +43,8 @@ class Script(NamedTuple):
 
     def called(self, draft: Draft) -> Keys:
         """The calls themselves by title, for fields that they say by being made."""
-        return draft.keys(Document(self.file, {}, {call.title: call.line for call in self.calls}))
+        elsewhere = {call.title: (call.file, call.line) for call in self.calls if call.file}
+        return draft.keys(Document(self.file, {}, {call.title: call.line for call in self.calls}, elsewhere=elsewhere))
 
     def document(
         self, call: Made, positions: tuple[str, ...] = (), values: Mapping[str, Any] | None = None
@@ -50,7 +53,11 @@ class Script(NamedTuple):
         given = dict(zip(positions, call.positional, strict=False)) | call.arguments
         tree = {name: plain(value) for name, value in given.items() if is_known(value)}
         lines = {name: call.lines.get(name, call.line) for name in given}
-        return Document(self.file, tree, lines).with_values(values or {})
+        elsewhere = {name: self.places[name] for name, line in lines.items() if not line and name in self.places}
+        document = Document(call.file or self.file, tree, lines, elsewhere=elsewhere)
+        return document.with_values(
+            values or {}, {name: self.places[name] for name in values or {} if name in self.places}
+        )
 
     def keys(
         self, draft: Draft, call: Made, without_effect: tuple[str, ...] = (), positions: tuple[str, ...] = (),
@@ -75,18 +82,21 @@ class ScriptDocument(Document):
         """Read again: a value of a command line takes the place of variables and arguments of its name."""
         if not values:
             return self
-        before = self.script.given if self.script is not None else {}
-        return read_script(Path(self.file), {**before, **values})
+        before, known = (self.script.given, self.script.places) if self.script is not None else ({}, {})
+        kept = {name: place for name, place in known.items() if name not in values}
+        return read_script(Path(self.file), {**before, **values}, {**kept, **(places or {})})
 
 
-def read_script(path: Path, values: Mapping[str, Any] | None = None) -> ScriptDocument:
+def read_script(
+    path: Path, values: Mapping[str, Any] | None = None, places: Mapping[str, tuple[str, int]] | None = None
+) -> ScriptDocument:
     """Raises a `TunecastError` where it is no Python, or too much of it."""
-    reader = Statements(values)
+    reader = Statements(values, path.parent)
     try:
         reader.run(statements_of(path))
     except RecursionError:
         raise UsageError(f"{path}: nested too deeply to be read without running it") from None
     left = {name: value for name, value in reader.values.items() if name not in reader.used}
-    names = frozenset(reader.imports.values())
-    script = Script(str(path), names, tuple(reader.calls), reader.environment, dict(reader.values), left)
+    names = frozenset(reader.module.imports.values())
+    script = Script(str(path), names, tuple(reader.calls), reader.environment, dict(reader.values), left, places or {})
     return ScriptDocument(str(path), {}, {}, script=script)

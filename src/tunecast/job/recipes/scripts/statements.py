@@ -5,14 +5,18 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
+from tunecast.errors import TunecastError
 from tunecast.job.recipes.scripts import parsers
-from tunecast.job.recipes.scripts.expressions import Expressions
+from tunecast.job.recipes.scripts.expressions import Expressions, Module
+from tunecast.job.recipes.scripts.source import statements_of
 from tunecast.job.recipes.scripts.values import UNKNOWN, Made, Symbol, Unknown
 
 MOST_CALLS_DEEP = 8
 MOST_CALLS = 20_000
+MOST_MODULES = 16
 SAME_OBJECT = frozenset({"to", "cuda", "train", "eval", "half", "bfloat16", "float", "requires_grad_", "cpu"})
 """Methods of a model that give it back."""
 
@@ -20,25 +24,26 @@ SAME_OBJECT = frozenset({"to", "cuda", "train", "eval", "half", "bfloat16", "flo
 class Statements(Expressions):
     """Goes through a script once. `calls`: everything that was called and is not the script's own, in its order."""
 
-    def __init__(self, values: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, values: Mapping[str, Any] | None = None, folder: Path | None = None) -> None:
+        """`folder`: where modules that the script imports are looked for, its own; without one they stay unknown."""
         super().__init__()
+        self.folder = folder
+        self.modules: dict[str, Module] = {}
         self.calls: list[Made] = []
         self.environment: dict[str, tuple[Any, int]] = {}
         self.values = dict(values or {})
         """What the command line sets: variables and arguments of these names."""
         self.used: set[str] = set()
-        self.functions: dict[str, ast.FunctionDef | ast.AsyncFunctionDef] = {}
-        self.classes: dict[str, ast.ClassDef] = {}
-        self.visited: set[str] = set()
-        self.within: list[str] = []
+        self.visited: set[ast.AST] = set()
+        self.within: list[ast.AST] = []
         self.returned: list[Any] = []
 
     def run(self, statements: Iterable[ast.stmt]) -> None:
         body = list(statements)
         self.run_all(body)
-        for name, function in list(self.functions.items()):  # called by a launcher, or by nobody
-            if name not in self.visited:
-                self.enter(function, [], {})
+        for function in list(self.module.functions.values()):  # called by a launcher, or by nobody
+            if function not in self.visited:
+                self.enter(function, [], {}, self.module)
 
     def run_all(self, statements: Iterable[ast.stmt]) -> None:
         for statement in statements:
@@ -53,21 +58,56 @@ class Statements(Expressions):
 
     def do_import(self, node: ast.Import) -> None:
         for alias in node.names:
-            self.imports[alias.asname or alias.name.partition(".")[0]] = (
+            self.read_module(alias.name)
+            self.module.imports[alias.asname or alias.name.partition(".")[0]] = (
                 alias.name if alias.asname else alias.name.partition(".")[0]
             )
 
     def do_importfrom(self, node: ast.ImportFrom) -> None:
+        self.read_module(node.module or "")
         for alias in node.names:
-            self.imports[alias.asname or alias.name] = f"{node.module or ''}.{alias.name}"
+            self.module.imports[alias.asname or alias.name] = f"{node.module or ''}.{alias.name}"
+
+    def read_module(self, name: str) -> None:
+        """One that lies beside the script, as `python FILE` finds it; what it calls as it is imported is not run."""
+        if self.folder is None or not name or name in self.modules or len(self.modules) >= MOST_MODULES:
+            return
+        path = self.folder.joinpath(*name.split(".")).with_suffix(".py")
+        try:
+            if not path.is_file():
+                return
+            statements = statements_of(path)
+        except (OSError, TunecastError):
+            return
+        self.modules[name] = Module(str(path), name)
+        before = self.module, self.scopes
+        self.module, self.scopes = self.modules[name], [self.modules[name].scope]
+        self.run_all(statements)
+        self.module, self.scopes = before
+
+    def owner(self, name: str) -> tuple[Module, str]:
+        """The module whose name it is, and how it is called there."""
+        for _ in range(MOST_MODULES):
+            within, _, last = name.rpartition(".")
+            if within not in self.modules:
+                break
+            module = self.modules[within]
+            if last not in module.imports:
+                return module, last
+            name = module.imports[last]
+        return self.module, name
+
+    def imported(self, name: str) -> Any:
+        module, last = self.owner(name)
+        return module.scope[last] if module is not self.module and last in module.scope else Symbol(name)
 
     def do_functiondef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
-        self.functions[node.name] = node
+        self.module.functions[node.name] = node
 
     do_asyncfunctiondef = do_functiondef
 
     def do_classdef(self, node: ast.ClassDef) -> None:
-        self.classes[node.name] = node
+        self.module.classes[node.name] = node
 
     # what is assigned
 
@@ -175,11 +215,13 @@ class Statements(Expressions):
             if isinstance(of, Made):
                 receiver, name = of, node.func.attr
         made = Made(name, node.lineno, receiver)
+        made.file = self.module.file
         self.give_all(made, node)
-        if name in self.functions and receiver is None:
-            return self.enter(self.functions[name], made.positional, made.arguments)
-        if name in self.classes and receiver is None:
-            self.instance(made, self.classes[name])
+        module, own = self.owner(name)
+        if own in module.functions and receiver is None:
+            return self.enter(module.functions[own], made.positional, made.arguments, module)
+        if own in module.classes and receiver is None:
+            self.instance(made, own, module)
         if receiver is not None:
             return self.method(made, receiver)
         if len(self.calls) < MOST_CALLS:
@@ -227,36 +269,48 @@ class Statements(Expressions):
             made.arguments[name] = self.chosen(name, made.arguments[name])
 
     def dataclasses(self, parser: Made) -> Any:
-        """One of each class the parser was given."""
+        """One of each class the parser was given. A class of a library gets what none of the script's own has."""
         kinds = parser.get("dataclass_types", 0)
-        several = isinstance(kinds, (list, tuple))
-        made = []
-        for kind in kinds if several else [kinds]:
+        made: list[Made] = []
+        fields: set[str] = set()
+        for kind in kinds if isinstance(kinds, (list, tuple)) else [kinds]:
             one = Made(str(kind), parser.line)
-            if isinstance(kind, Symbol) and str(kind) in self.classes:
-                self.instance(one, self.classes[str(kind)])
-            else:
-                self.used.update(self.values)
-                for name, value in self.values.items():
-                    one.give(name, value, 0)
-            self.calls.append(one)
+            one.file = parser.file
+            module, own = self.owner(str(kind)) if isinstance(kind, Symbol) else (self.module, "")
+            if own in module.classes:
+                self.instance(one, own, module)
+                fields.update(one.lines)
             made.append(one)
+        for one in made:
+            if not (one.name in self.module.classes or self.owner(one.name)[0] is not self.module):
+                self.fill(one, fields)
+            self.calls.append(one)
         return tuple(made)
 
-    def instance(self, made: Made, node: ast.ClassDef) -> None:
+    def fill(self, one: Made, taken: set[str]) -> None:
+        """What the command line says of a class whose fields its library knows."""
+        known = next((names for name, names in parsers.FIELDS.items() if one.is_a(name)), None)
+        others = {name for names in parsers.FIELDS.values() for name in names} if known is None else set()
+        for name, value in self.values.items():
+            if name not in taken and (name in known if known is not None else name not in others):
+                self.used.add(name)
+                one.give(name, value, 0)
+
+    def instance(self, made: Made, own: str, module: Module) -> None:
         """Of a class of the script's: the defaults of its fields, and the name of what it is made of."""
+        node = module.classes[own]
         for base in node.bases:
-            name = self.dotted(base)
-            if name in self.classes and name != node.name and len(self.within) < MOST_CALLS_DEEP:
-                self.within.append(node.name)
-                self.instance(made, self.classes[name])
+            within, name = self.owner(self.dotted(base))
+            if name in within.classes and within.classes[name] is not node and len(self.within) < MOST_CALLS_DEEP:
+                self.within.append(node)
+                self.instance(made, name, within)
                 self.within.pop()
             elif name:
                 made.name = name
         for statement in node.body:
             if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
                 name, value = statement.target.id, self.default_of(statement.value)
-                if name not in made.lines and statement.value is not None:
+                if name not in made.lines and (statement.value is not None or name in self.values):
                     made.give(name, self.chosen(name, value), statement.lineno)
 
     def default_of(self, node: ast.expr | None) -> Any:
@@ -270,12 +324,15 @@ class Statements(Expressions):
         return self.value(node)
 
     def enter(
-        self, function: ast.FunctionDef | ast.AsyncFunctionDef, positional: list[Any], named: Mapping[str, Any]
-    ) -> Any:
+        self, function: ast.FunctionDef | ast.AsyncFunctionDef, positional: list[Any], named: Mapping[str, Any],
+        module: Module,
+    ) -> Any:  # fmt: skip
         """What a function of the script's gives back; its defaults stand for what it is not given."""
-        self.visited.add(function.name)
-        if len(self.within) >= MOST_CALLS_DEEP or function.name in self.within:
+        self.visited.add(function)
+        if len(self.within) >= MOST_CALLS_DEEP or function in self.within:
             return UNKNOWN
+        around = self.module, self.scopes
+        self.module, self.scopes = module, [module.scope]
         arguments = function.args
         names = [each.arg for each in (*arguments.posonlyargs, *arguments.args)]
         scope: dict[str, Any] = dict.fromkeys((*names, *(each.arg for each in arguments.kwonlyargs)), UNKNOWN)
@@ -290,11 +347,11 @@ class Statements(Expressions):
             scope[arguments.kwarg.arg] = {name: value for name, value in named.items() if name not in scope}
         before, self.returned = self.returned, []
         self.scopes.append(scope)
-        self.within.append(function.name)
+        self.within.append(function)
         try:
             self.run_all(function.body)
             return self.returned[-1] if self.returned else None
         finally:
             self.within.pop()
-            self.scopes.pop()
+            self.module, self.scopes = around
             self.returned = before

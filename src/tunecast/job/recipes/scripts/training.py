@@ -21,7 +21,7 @@ TRAINERS: Mapping[str, str] = {
     **{"DistillationTrainer": "distillation", "AsyncGRPOTrainer": "grpo", "GSPOTokenTrainer": "grpo"},
     **{"GRPOWithReplayBufferTrainer": "grpo", "PAPOTrainer": "grpo", "TPOTrainer": "tpo", "DDPOTrainer": "diffusion"},
     **{"SentenceTransformerTrainer": "embedding", "CrossEncoderTrainer": "reranking", "AlignPropTrainer": "diffusion"},
-    **{"IterativeSFTTrainer": "iterative sft"},
+    **{"IterativeSFTTrainer": "iterative sft", "SSDTrainer": "distillation", "EBFTTrainer": "energy-based tuning"},
 }
 """By the name of its class: the task."""
 ARGUMENTS = (
@@ -43,6 +43,8 @@ OTHER_MODELS: Mapping[str, str] = {
     **dict.fromkeys(("DiffusionGemma", "BlockDiffusion"), "diffusion"),
 }
 """Parts of a class's name, and what it is trained for."""
+SERVED = ("vllm.LLM",)
+"""Models that answer and are not trained."""
 VISION_COLLATORS = ("UnslothVisionDataCollator", "DataCollatorForVisionLanguageModeling")
 
 
@@ -91,7 +93,8 @@ def loaders(script: Script) -> tuple[str, ...]:
         {
             call.name
             for call in script.calls
-            if call.name.endswith(".from_pretrained") and not any(other in call.name for other in others)
+            if (call.name.endswith(".from_pretrained") and not any(other in call.name for other in others))
+            or call.name in SERVED
         }
     )
 

@@ -34,6 +34,8 @@ class Made:
         self.lines: dict[str, int] = {}
         self.is_open = False
         """Whether it was given more than the text tells: `**kwargs`."""
+        self.file = ""
+        """Of the module that makes it; '': the script itself."""
 
     @property
     def title(self) -> str:
@@ -60,13 +62,13 @@ class Made:
     def without(self, names: Container[str]) -> Made:
         """The same call less these arguments."""
         made = Made(self.name, self.line, self.receiver)
-        made.positional, made.lines, made.is_open = self.positional, self.lines, self.is_open
+        made.positional, made.lines, made.is_open, made.file = self.positional, self.lines, self.is_open, self.file
         made.arguments = {name: value for name, value in self.arguments.items() if name not in names}
         return made
 
     def only(self, names: Container[str]) -> Made:
         made = Made(self.name, self.line, self.receiver)
-        made.lines = self.lines
+        made.lines, made.file = self.lines, self.file
         made.arguments = {name: value for name, value in self.arguments.items() if name in names}
         return made
 
