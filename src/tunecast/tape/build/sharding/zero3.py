@@ -1,7 +1,7 @@
 """DeepSpeed's ZeRO-3 on paper: weights too are cut, and come whole when a module runs.
 
 After DeepSpeed 0.19.8 (runtime/zero/stage3.py, parameter_offload.py, partitioned_param_coordinator.py,
-partition_parameters.py, linear.py), with the sizes of zero.py. A parameter is cut as one row of numbers, padded; a
+partition_parameters.py, linear.py), with the sizes of zero_sizes.py. A parameter is cut as one row of numbers, padded; a
 rank's parts are all in one buffer.
 
     fetched    when its module runs, in both passes: gathered into a buffer; where several travel together, each is then
@@ -42,7 +42,8 @@ from tunecast.tape.build.quantized import Linear4bit
 from tunecast.tape.build.sharding.accelerate import STORED
 from tunecast.tape.build.sharding.fetched import WHOLE_BLOCKS, Cut, FetchedWeights
 from tunecast.tape.build.sharding.host import HostOptimizer
-from tunecast.tape.build.sharding.zero import FLOAT64, MILLION, MIN_AIO_BYTES, kept_in_memory, sub_groups
+from tunecast.tape.build.sharding.zero import FLOAT64
+from tunecast.tape.build.sharding.zero_sizes import MILLION, MIN_AIO_BYTES, kept_in_memory, sub_groups
 from tunecast.tape.build.tensor import Tensor
 from tunecast.tape.op import FROM_HOST, FROM_NVME, MANY, TO_HOST, TO_NVME, Role
 
