@@ -118,7 +118,8 @@ class TestDeepSpeed:
         _, recipe = deepspeed({"zero_optimization": {"stage": 3, **sizes}}, stack="trl")
         assert not unread(recipe)
         assert recipe.job["parallel"] == {
-            "data": "zero3", "reduce_bucket_size": "2e8", "prefetch_bucket_size": "auto", "overlap_comm": False,
+            "data": "zero3", "reduce_bucket_size": 200_000_000, "prefetch_bucket_size": "auto",
+            "overlap_comm": False,
         }  # fmt: skip
         assert recipe.places["parallel.prefetch_bucket_size"].key == "zero_optimization.stage3_prefetch_bucket_size"
 

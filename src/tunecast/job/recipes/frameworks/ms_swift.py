@@ -20,8 +20,10 @@ from tunecast.job.recipes.document import Document, leaves
 from tunecast.job.recipes.draft import Draft, Keys
 from tunecast.job.recipes.frameworks.ms_swift_megatron import read_megatron
 from tunecast.job.recipes.huggingface import is_on
+from tunecast.job.recipes.launch.launchers import VISIBLE
 from tunecast.job.recipes.parts.accelerate import read_accelerate
 from tunecast.job.recipes.parts.deepspeed import read_deepspeed, take_deepspeed
+from tunecast.job.recipes.recipe import Place
 from tunecast.job.recipes.request import Invocation, Request
 from tunecast.job.recipes.values import number, whole, word
 from tunecast.job.recipes.words import Word, flags_of
@@ -83,6 +85,14 @@ PIXELS = (
     *("MAX_PIXELS", "VIDEO_MAX_PIXELS", "FPS_MAX_FRAMES", "IMAGE_MAX_TOKEN_NUM", "VIDEO_MAX_TOKEN_NUM"),
     *("ENABLE_AUDIO_OUTPUT", "MAX_NUM", "NFRAMES", "FPS"),
 )
+SEEN_OR_HEARD = frozenset(
+    "a-okvqa captcha-images clevr_cogen_a_train coco coco_2014_caption egoschema garbage265 geometry3k gpt4v-dataset gqa "
+    "grit latex_ocr llava-data llava-instruct-150k llava-instruct-mix-vsft llava-pretrain llava-video-178k lnqa m3it "
+    "mantis-instruct mideficsdataset moviechat-1k-test multimodal-mind2web ocr-vqa ok-vqa_train pixelprose "
+    "qwen3-1.7-tts-sft-furina refcoco refcocog rlaif-v-dataset sa1b-dense-caption sa1b-paired-captions-images scienceqa "
+    "sharegpt-4o sharegpt4v speech_asr_aishell1_trainsets textcaps videochatgpt wds_voc2007_multilabel".split()
+)
+"""Names of data sets that swift/dataset/dataset/mllm.py registers."""
 TOWERS = ("vit_lr", "aligner_lr", "vit_gradient_checkpointing", "max_pixels", "freeze_vit", "freeze_aligner")
 RL = (
     *("vllm_*", "use_vllm", "sleep_level", "offload_*", "num_generations", "num_iterations", "max_completion_length"),
@@ -109,7 +119,6 @@ REPORTED: Mapping[str, str] = {
     "predict_with_generate": "evaluations generate text",
     "eval_use_evalscope": "evaluations generate text",
     "adapters": "adapters that exist are trained further: their rank is that of their file",
-    "experts_impl": "kernels for experts",
     "device_map": "layers are placed by hand",
     "max_memory": "layers are placed by hand",
     "zero_hpz_partition_size": "ZeRO++: weights are cut within a machine",
@@ -197,8 +206,7 @@ def take_task(draft: Draft, keys: Keys, request: Request) -> None:
     kind, rlhf = word(keys.get("task_type")), word(keys.get("rlhf_type"))
     environment = {**(keys.document.get("ENV") if isinstance(keys.document.get("ENV"), dict) else {})}
     environment.update(request.launch.environment)
-    if any(name in environment for name in ASCEND):
-        draft.refuse("Ascend", "cards of NVIDIA are predicted here")
+    take_ascend(draft, keys, environment)
     if command == "rlhf" or rlhf:
         task = rlhf or "dpo"
         if task in TASKS:
@@ -213,6 +221,25 @@ def take_task(draft: Draft, keys: Keys, request: Request) -> None:
     seen = seen or next((name for name in TOWERS if is_on(keys.get(name)) or keys.has(name)), None)
     if seen:
         draft.refuse("images, videos or sound", f"{seen} is set, and towers that see or hear are not modelled")
+    elif (shown := seen_or_heard(keys.document.get("dataset"))) is not None:
+        draft.refuse("images, videos or sound", f"{shown} holds them, and towers that see or hear are not modelled")
+
+
+def take_ascend(draft: Draft, keys: Keys, environment: Mapping[str, object]) -> None:
+    """Written for Huawei's cards: what it asks for is the same on others."""
+    name = next((name for name in ASCEND if name in environment), None)
+    if name is not None:
+        place = Place(keys.document.file, getattr(environment[name], "line", 0), name)
+        draft.note(place, "the file is written for Ascend NPUs: it is answered as on the card that is named")
+
+
+def seen_or_heard(given: object) -> str | None:
+    """The first of these data sets that holds more than text. `org/name:subset#1000`."""
+    for name in given if isinstance(given, list) else [given]:
+        plain = str(name).partition("#")[0].partition(":")[0]
+        if plain.rpartition("/")[2].lower() in SEEN_OR_HEARD or "-vl-" in plain.lower():
+            return plain[:80]
+    return None
 
 
 def read_transformers(draft: Draft, keys: Keys, request: Request) -> None:
@@ -231,6 +258,9 @@ def read_transformers(draft: Draft, keys: Keys, request: Request) -> None:
     for name, why in REPORTED.items():
         if is_on(keys.get(name)):
             draft.not_modelled(keys, name, why)
+    experts = word(keys.get("experts_impl"))
+    if experts not in ("", "grouped_mm"):  # transformers' own choice
+        draft.not_modelled(keys, "experts_impl", "kernels for experts: taken is grouped_mm")
 
 
 def take_method(draft: Draft, keys: Keys) -> None:
@@ -241,7 +271,9 @@ def take_method(draft: Draft, keys: Keys) -> None:
         draft.put("method", "full", keys, "tuner_type", "train_type")
         keys.ignore("lora_rank", "lora_alpha", "lora_dropout", "lora_dtype", "use_rslora", "use_dora", "target_modules")
         return
-    if method != "lora":
+    if method in LIKE_LORA:
+        draft.not_modelled(keys, "tuner_type", LIKE_LORA[method])
+    elif method != "lora":
         draft.refuse(method, "adapters of this kind are not modelled")
     if word(keys.get("tuner_backend")) == "unsloth":
         draft.put("stack", "unsloth", keys, "tuner_backend")
@@ -249,6 +281,7 @@ def take_method(draft: Draft, keys: Keys) -> None:
         huggingface.assume(draft, "method", DEFAULTS)
     else:
         draft.put("method", "qlora" if by else "lora", keys, "quant_method", "tuner_type", "train_type")
+    take_others(draft, keys, method)
     take_lora(draft, keys)
     if by == "bnb":
         four = whole(bits) == 4
@@ -258,12 +291,50 @@ def take_method(draft: Draft, keys: Keys) -> None:
             draft.take("quantization.double_quant", keys, "bnb_4bit_use_double_quant")
             huggingface.assume(draft, "quantization.double_quant", DEFAULTS)
         draft.assume("quantization.prepare_kbit", False)
+    elif by == "hqq" and whole(bits) == 4:
+        draft.put("quantization.format", "nf4", keys, "quant_bits")
+        draft.assume("quantization.double_quant", False, "tunecast: with scales of as many bytes as HQQ's")
+        draft.assume("quantization.prepare_kbit", False)
+        why = "HQQ is taken as bitsandbytes' nf4: 4 bits, and 32 more for 64 weights; its kernels are others"
+        draft.not_modelled(keys, "quant_method", why)
     elif by:
         draft.refuse(by, "weights quantised by this package while they load are not modelled")
 
 
+LIKE_LORA: Mapping[str, str] = {
+    "adalora": "AdaLoRA is taken as LoRA of the rank it begins with: its singular values and their penalty are left out",
+    "longlora": "LongLoRA is taken as LoRA: its attention within groups of a quarter of a row is left out",
+    "bone": "Bone is taken as LoRA of its rank, which has as many weights again for a layer's inputs",
+    "adapter": "adapters behind each MLP are taken as LoRA of as many weights",
+}
+"""Other adapters, each with as good as the memory and work of what it is taken for (swift/pipelines/train/tuner.py,
+`prepare_adapter`)."""
+
+
+def take_others(draft: Draft, keys: Keys, method: str) -> None:
+    """Where the rank of such an adapter stands, and what is its default: swift/arguments/tuner_args.py,
+    `TunerArguments`."""
+    if method == "adalora":
+        draft.take("lora.rank", keys, "adalora_init_r")
+        draft.assume("lora.rank", 12)
+        keys.without("adalora_*")
+    elif method == "bone":
+        draft.take("lora.rank", keys, "reft_rank")
+        draft.assume("lora.rank", 4)
+        draft.assume("lora.dropout", 0.0)
+    elif method == "adapter":
+        draft.take("lora.rank", keys, "adapter_length")
+        draft.assume("lora.rank", 128)
+        draft.assume("lora.dropout", 0.0)
+        draft.assume("lora.targets", ["o_proj"], "tunecast: a matrix as wide as the model on both sides")
+        keys.without("adapter_act")
+    if method in ("adalora", "bone", "adapter"):
+        keys.ignore("lora_rank")
+
+
 def take_lora(draft: Draft, keys: Keys) -> None:
-    draft.take("lora.rank", keys, "lora_rank")
+    if "lora.rank" not in draft.fields:
+        draft.take("lora.rank", keys, "lora_rank")
     draft.take("lora.alpha", keys, "lora_alpha")
     draft.take("lora.dropout", keys, "lora_dropout")
     draft.take("lora.rslora", keys, "use_rslora")
@@ -368,14 +439,14 @@ def take_cards(draft: Draft, keys: Keys, request: Request) -> None:
     """One process that sees several cards spreads the layers over them (device_map="auto")."""
     place = request.launch.places.get("hardware.gpus")
     cards = request.launch.gpus or 1
-    if place is not None and place.key == "CUDA_VISIBLE_DEVICES" and cards > 1:
+    if place is not None and place.key in VISIBLE and cards > 1:
         draft.fields["parallel.layers"], draft.places["parallel.layers"] = cards, place
 
 
 def take_checkpointing(draft: Draft, request: Request) -> None:
     """swift/trainers/mixin.py, `_fix_gradient_checkpointing`: of the older kind on one card and with DeepSpeed or FSDP,
     of the newer one with DDP."""
-    if not is_on(draft.fields.get("gradient_checkpointing")):
+    if not is_on(draft.fields.get("gradient_checkpointing")) or draft.fields.get("stack") == "unsloth":
         return
     sharded = str(draft.fields.get("parallel.data", "ddp")) != "ddp"
     cards = (request.launch.gpus or 1) * (request.launch.nodes or 1)

@@ -235,7 +235,8 @@ def take_buckets(draft: Draft, keys: Keys, stage: int) -> None:
         if stage < 3 and field.startswith(STAGE_3_ONLY):
             keys.ignore(*names)
         elif value is not None:
-            draft.put(f"parallel.{field}", "auto" if word(value) == "auto" else value, keys, *names)
+            count = whole(value)
+            draft.put(f"parallel.{field}", value if count is None else count, keys, *names)
         elif field in others or "auto" in others:
             draft.assume(f"parallel.{field}", default, f"DeepSpeed {RELEASE}")
     for field, default in SWITCHES.items():
