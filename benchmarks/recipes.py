@@ -148,7 +148,9 @@ def summary(rows: list[Row]) -> Row:
             "keys not understood": commonest(key for row in recognised for key in row["keys"]["not_understood"]),
             "not answered": commonest(reason(row) for row in text if row["outcome"] != "answered"),
             "others, not named": commonest(
-                f"{row['task']}, {row['modality']}: {row['outcome']}" for row in others if row["outcome"] != "other task"
+                f"{row['task']}, {row['modality']}: {row['outcome']}"
+                for row in others
+                if row["outcome"] != "other task"
             ),
         },
     }

@@ -23,7 +23,8 @@ from tunecast.records import NamedTuple, dataclass
 from tunecast.units import bytes_from
 
 Kind = Literal[
-    "bool", "int", "int or choice", "float", "text", "choice", "names", "ints", "ints or text", "id", "bytes", "release",
+    "bool", "int", "int or choice", "float", "text", "choice", "names", "ints", "ints or text", "id", "bytes",
+    "release",
 ]  # fmt: skip
 
 LONGEST_TEXT = 4096

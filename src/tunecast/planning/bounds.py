@@ -53,8 +53,8 @@ from tunecast.tape.op import Op, Phase
 from tunecast.tape.step import Step
 
 LARGE_ELEMENTS = 2**20
-"""Far above what ZeRO 3 leaves whole on every rank, unless the job says more (`param_persistence_threshold`: 100,000, or
-ten hidden sizes)."""
+"""Far above what ZeRO 3 leaves whole on every rank, unless the job says more (`param_persistence_threshold`: 100,000,
+or ten hidden sizes)."""
 BY_CARD = frozenset({"gemm_4bit", "sum"})
 """Whose size or presence follows the card: 4-bit products others unpack the weight for, and what Triton's kernels leave
 for each multiprocessor to be summed."""

@@ -4,9 +4,12 @@ automodel.py           NVIDIA's NeMo Automodel: one YAML a training, whose `reci
                        classes
 axolotl.py             Axolotl's YAML
 llama_factory.py       LLaMA-Factory's YAML and JSON: `llamafactory-cli train x.yaml key=value`
+llama_factory_v1.py    LLaMA-Factory's v1 schema (USE_V1=1): a training loop of its own, whose parts are plugins
+                       chosen by `name`
 ms_swift.py            ms-swift: `swift sft`, `swift pt` and `swift rlhf` with transformers' Trainer, `megatron sft`
                        with Megatron Core
 ms_swift_megatron.py   `megatron sft` of ms-swift: Megatron Core's arguments, some under names of its own
+ms_swift_tuners.py     What ms-swift's `swift sft` trains: all weights, LoRA, or adapters that are as good as LoRA
 litgpt.py              litgpt's YAML, of its config_hub or one's own
 torchtitan.py          torchtitan's TOML, as it had until February 2026
 megatron_bridge.py     NVIDIA's Megatron Bridge: YAML that overrides what a recipe's Python function has set, and

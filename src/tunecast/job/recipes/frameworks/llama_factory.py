@@ -72,7 +72,8 @@ WITHOUT_EFFECT = (
     *("include_effective_tokens_per_second", "asft_alpha", "eaft_alpha", "ray_*", "master_addr", "master_port"),
     *("profiler_*", "enable_torch_profiler", "profile_modules", "quantization_device_map", "vllm_*", "sglang_*"),
     *("generation_*", "max_new_tokens", "temperature", "top_p", "top_k", "do_sample", "num_beams", "max_length"),
-    *("use_v1_kernels", "repetition_penalty", "length_penalty", "image_min_pixels", "video_min_pixels", "export_*", "crop_to_patches"),
+    *("use_v1_kernels",),
+    *("repetition_penalty", "length_penalty", "image_min_pixels", "video_min_pixels", "export_*", "crop_to_patches"),
 )
 """New tokens do nothing without `resize_vocab`, and `use_v1_kernels` nothing but on Ascend's cards
 (llamafactory/v1/plugins/model_plugins/kernels/interface.py, `_AUTO_KERNELS`)."""

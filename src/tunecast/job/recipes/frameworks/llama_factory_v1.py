@@ -77,16 +77,16 @@ def read(draft: Draft, request: Request) -> None:
 
 def take_task(draft: Draft, keys: Keys, request: Request) -> None:
     """The command says it: `llamafactory-cli sft x.yaml`. Of a file alone, its data set may."""
-    given = request.open(keys.document.get("train_dataset"))
-    converters = {word(each.get("converter")) for each in given.tree.values() if isinstance(each, dict)} if given else ()
-    names = f"{keys.document.get('train_dataset')}".lower()
+    data = keys.document.get("train_dataset")
+    listed = request.open(data)
+    converters = [word(listed.get(f"{name}.converter")) for name in listed.tree] if listed is not None else []
     if request.command in ("dpo", "rm") or "pair" in converters:
         draft.put("task", "reward" if request.command == "rm" else "dpo", keys, "train_dataset")
     elif word(keys.get("model_class")) in ("cls", "other"):
         draft.refuse("classification", "heads other than the vocabulary's are not modelled")
     else:
         draft.assume("task", "sft")
-    if "multimodal" in names:
+    if "multimodal" in str(data).lower():
         draft.refuse("images, videos or sound", "the data set's name says so, and such towers are not modelled")
 
 

@@ -2,7 +2,8 @@
 
 Keys      those of transformers' Trainer, and swift/arguments/sft_args.py, `SftArguments`;
           swift/arguments/tuner_args.py, `TunerArguments`; swift/trainers/arguments.py, `TrainArgumentsMixin`; of the
-          other command swift/megatron/arguments/megatron_args.py, `MegatronArguments` (ms_swift_megatron.py)
+          other command swift/megatron/arguments/megatron_args.py, `MegatronArguments` (ms_swift_megatron.py);
+          adapters and quantised weights: ms_swift_tuners.py
 Command   swift/cli/main.py, `cli_main`: `swift sft x.yaml --key value`; NPROC_PER_NODE and NNODES start torchrun, and
           without them one process takes every card it sees (swift/model/utils.py, `get_default_device_map`)
 Stack     its trainer is transformers' own, with PEFT; logits are made of labelled tokens alone, which are taken to be
@@ -18,6 +19,7 @@ from tunecast.job.recipes import huggingface
 from tunecast.job.recipes.cards import is_count
 from tunecast.job.recipes.document import Document, leaves
 from tunecast.job.recipes.draft import Draft, Keys
+from tunecast.job.recipes.frameworks import ms_swift_tuners
 from tunecast.job.recipes.frameworks.ms_swift_megatron import read_megatron
 from tunecast.job.recipes.huggingface import is_on
 from tunecast.job.recipes.launch.launchers import VISIBLE
@@ -32,23 +34,14 @@ NAME = "ms-swift"
 RELEASE = "4.6.0"
 
 _TRAIN = "swift/trainers/arguments.py: TrainArgumentsMixin"
-_TUNER = "swift/arguments/tuner_args.py: TunerArguments"
-_QUANT = "swift/arguments/base_args/quant_args.py: QuantizeArguments"
 _BASE = "swift/arguments/base_args/base_args.py: BaseArguments"
 DEFAULTS: Mapping[str, tuple[object, str]] = {
     "micro_batch": (1, f"{_TRAIN}.per_device_train_batch_size"),
     "run.eval_batch": (1, f"{_TRAIN}.per_device_eval_batch_size"),
     "gradient_checkpointing": (True, f"{_TRAIN}.gradient_checkpointing"),
     "data.group_by_length": (False, f"{_TRAIN}.group_by_length"),
-    "method": ("lora", f"{_BASE}.tuner_type"),
     "data.packing": (False, f"{_BASE}.packing"),
-    "lora.rank": (8, f"{_TUNER}.lora_rank"),
-    "lora.alpha": (32.0, f"{_TUNER}.lora_alpha"),
-    "lora.dropout": (0.05, f"{_TUNER}.lora_dropout"),
-    "lora.rslora": (False, f"{_TUNER}.use_rslora"),
-    "lora.dora": (False, f"{_TUNER}.use_dora"),
-    "quantization.format": ("nf4", f"{_QUANT}.bnb_4bit_quant_type"),
-    "quantization.double_quant": (True, f"{_QUANT}.bnb_4bit_use_double_quant"),
+    **ms_swift_tuners.DEFAULTS,
 }
 WORKERS = 1
 """`TrainArgumentsMixin.__post_init__`, where nothing is said."""
@@ -85,12 +78,14 @@ PIXELS = (
     *("MAX_PIXELS", "VIDEO_MAX_PIXELS", "FPS_MAX_FRAMES", "IMAGE_MAX_TOKEN_NUM", "VIDEO_MAX_TOKEN_NUM"),
     *("ENABLE_AUDIO_OUTPUT", "MAX_NUM", "NFRAMES", "FPS"),
 )
-SEEN_OR_HEARD = frozenset(
-    "a-okvqa captcha-images clevr_cogen_a_train coco coco_2014_caption egoschema garbage265 geometry3k gpt4v-dataset gqa "
-    "grit latex_ocr llava-data llava-instruct-150k llava-instruct-mix-vsft llava-pretrain llava-video-178k lnqa m3it "
-    "mantis-instruct mideficsdataset moviechat-1k-test multimodal-mind2web ocr-vqa ok-vqa_train pixelprose "
-    "qwen3-1.7-tts-sft-furina refcoco refcocog rlaif-v-dataset sa1b-dense-caption sa1b-paired-captions-images scienceqa "
-    "sharegpt-4o sharegpt4v speech_asr_aishell1_trainsets textcaps videochatgpt wds_voc2007_multilabel".split()
+SEEN_OR_HEARD = (
+    *("a-okvqa", "captcha-images", "clevr_cogen_a_train", "coco", "coco_2014_caption", "egoschema", "garbage265"),
+    *("geometry3k", "gpt4v-dataset", "gqa", "grit", "latex_ocr", "llava-data", "llava-instruct-150k"),
+    *("llava-instruct-mix-vsft", "llava-pretrain", "llava-video-178k", "lnqa", "m3it", "mantis-instruct"),
+    *("mideficsdataset", "moviechat-1k-test", "multimodal-mind2web", "ocr-vqa", "ok-vqa_train", "pixelprose"),
+    *("qwen3-1.7-tts-sft-furina", "refcoco", "refcocog", "rlaif-v-dataset", "sa1b-dense-caption"),
+    *("sa1b-paired-captions-images", "scienceqa", "sharegpt-4o", "sharegpt4v", "speech_asr_aishell1_trainsets"),
+    *("textcaps", "videochatgpt", "wds_voc2007_multilabel"),
 )
 """Names of data sets that swift/dataset/dataset/mllm.py registers."""
 TOWERS = ("vit_lr", "aligner_lr", "vit_gradient_checkpointing", "max_pixels", "freeze_vit", "freeze_aligner")
@@ -244,13 +239,13 @@ def seen_or_heard(given: object) -> str | None:
 
 def read_transformers(draft: Draft, keys: Keys, request: Request) -> None:
     draft.assume("stack", "transformers", f"{NAME} {RELEASE}, whose trainer is transformers' own")
-    take_method(draft, keys)
+    ms_swift_tuners.take_method(draft, keys)
     take_precision(draft, keys)
     huggingface.take_attention(draft, keys, "attn_impl")
     draft.assume("attention", "sdpa")
     take_rows(draft, keys)
-    take_sharding(draft, keys, request)
     huggingface.take_training_arguments(draft, keys, None, ARGUMENTS)
+    take_sharding(draft, keys, request)
     take_steps(draft, keys)
     take_cards(draft, keys, request)
     take_checkpointing(draft, request)
@@ -261,89 +256,6 @@ def read_transformers(draft: Draft, keys: Keys, request: Request) -> None:
     experts = word(keys.get("experts_impl"))
     if experts not in ("", "grouped_mm"):  # transformers' own choice
         draft.not_modelled(keys, "experts_impl", "kernels for experts: taken is grouped_mm")
-
-
-def take_method(draft: Draft, keys: Keys) -> None:
-    kind = keys.get("tuner_type", "train_type")
-    method = word(kind) or "lora"
-    bits, by = keys.get("quant_bits"), word(keys.get("quant_method"))
-    if method == "full":
-        draft.put("method", "full", keys, "tuner_type", "train_type")
-        keys.ignore("lora_rank", "lora_alpha", "lora_dropout", "lora_dtype", "use_rslora", "use_dora", "target_modules")
-        return
-    if method in LIKE_LORA:
-        draft.not_modelled(keys, "tuner_type", LIKE_LORA[method])
-    elif method != "lora":
-        draft.refuse(method, "adapters of this kind are not modelled")
-    if word(keys.get("tuner_backend")) == "unsloth":
-        draft.put("stack", "unsloth", keys, "tuner_backend")
-    if kind is None and not by:
-        huggingface.assume(draft, "method", DEFAULTS)
-    else:
-        draft.put("method", "qlora" if by else "lora", keys, "quant_method", "tuner_type", "train_type")
-    take_others(draft, keys, method)
-    take_lora(draft, keys)
-    if by == "bnb":
-        four = whole(bits) == 4
-        said = keys.get("bnb_4bit_quant_type", default="nf4") if four else "int8" if whole(bits) == 8 else bits
-        draft.put("quantization.format", said, keys, "quant_bits")
-        if four:
-            draft.take("quantization.double_quant", keys, "bnb_4bit_use_double_quant")
-            huggingface.assume(draft, "quantization.double_quant", DEFAULTS)
-        draft.assume("quantization.prepare_kbit", False)
-    elif by == "hqq" and whole(bits) == 4:
-        draft.put("quantization.format", "nf4", keys, "quant_bits")
-        draft.assume("quantization.double_quant", False, "tunecast: with scales of as many bytes as HQQ's")
-        draft.assume("quantization.prepare_kbit", False)
-        why = "HQQ is taken as bitsandbytes' nf4: 4 bits, and 32 more for 64 weights; its kernels are others"
-        draft.not_modelled(keys, "quant_method", why)
-    elif by:
-        draft.refuse(by, "weights quantised by this package while they load are not modelled")
-
-
-LIKE_LORA: Mapping[str, str] = {
-    "adalora": "AdaLoRA is taken as LoRA of the rank it begins with: its singular values and their penalty are left out",
-    "longlora": "LongLoRA is taken as LoRA: its attention within groups of a quarter of a row is left out",
-    "bone": "Bone is taken as LoRA of its rank, which has as many weights again for a layer's inputs",
-    "adapter": "adapters behind each MLP are taken as LoRA of as many weights",
-}
-"""Other adapters, each with as good as the memory and work of what it is taken for (swift/pipelines/train/tuner.py,
-`prepare_adapter`)."""
-
-
-def take_others(draft: Draft, keys: Keys, method: str) -> None:
-    """Where the rank of such an adapter stands, and what is its default: swift/arguments/tuner_args.py,
-    `TunerArguments`."""
-    if method == "adalora":
-        draft.take("lora.rank", keys, "adalora_init_r")
-        draft.assume("lora.rank", 12)
-        keys.without("adalora_*")
-    elif method == "bone":
-        draft.take("lora.rank", keys, "reft_rank")
-        draft.assume("lora.rank", 4)
-        draft.assume("lora.dropout", 0.0)
-    elif method == "adapter":
-        draft.take("lora.rank", keys, "adapter_length")
-        draft.assume("lora.rank", 128)
-        draft.assume("lora.dropout", 0.0)
-        draft.assume("lora.targets", ["o_proj"], "tunecast: a matrix as wide as the model on both sides")
-        keys.without("adapter_act")
-    if method in ("adalora", "bone", "adapter"):
-        keys.ignore("lora_rank")
-
-
-def take_lora(draft: Draft, keys: Keys) -> None:
-    if "lora.rank" not in draft.fields:
-        draft.take("lora.rank", keys, "lora_rank")
-    draft.take("lora.alpha", keys, "lora_alpha")
-    draft.take("lora.dropout", keys, "lora_dropout")
-    draft.take("lora.rslora", keys, "use_rslora")
-    draft.take("lora.dora", keys, "use_dora")
-    draft.take("lora.adapter_dtype", keys, "lora_dtype")
-    draft.take("lora.targets", keys, "target_modules", read=huggingface.targets)
-    for field in ("lora.rank", "lora.alpha", "lora.dropout", "lora.rslora", "lora.dora"):
-        huggingface.assume(draft, field, DEFAULTS)
-    draft.assume("lora.targets", "all-linear")
 
 
 def take_precision(draft: Draft, keys: Keys) -> None:
@@ -390,7 +302,8 @@ def take_samples(draft: Draft, keys: Keys) -> None:
 
 
 def take_steps(draft: Draft, keys: Keys) -> None:
-    """`SftArguments._init_eval_strategy`: it evaluates as often as it saves, where there is something to evaluate on."""
+    """`SftArguments._init_eval_strategy`: it evaluates as often as it saves, where there is something to evaluate
+    on."""
     evaluates = (number(keys.get("split_dataset_ratio")) or 0) > 0 or any(
         map(keys.has, ("val_dataset", "eval_dataset"))
     )

@@ -1,8 +1,8 @@
 """DeepSpeed's ZeRO-1 and ZeRO-2 on paper: optimizer state, and from stage 2 on gradients, are cut; weights are whole.
 
 After DeepSpeed 0.19.8 (runtime/zero/stage_1_and_2.py), with the sizes of zero_sizes.py, and held against its engine
-traced (tests/trace/test_deepspeed.py). What was not traced is told: ZeRO-Infinity, whose reads and writes are C++, and rows
-that ranks share.
+traced (tests/trace/test_deepspeed.py). What was not traced is told: ZeRO-Infinity, whose reads and writes are C++,
+and rows that ranks share.
 
     weights       cast to the training dtype, then copied into one buffer a group of parameters (`bit16_groups_flat`)
     master        this rank's part of it in fp32 (`single_partition_of_fp32_groups`)

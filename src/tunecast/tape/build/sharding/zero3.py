@@ -1,8 +1,8 @@
 """DeepSpeed's ZeRO-3 on paper: weights too are cut, and come whole when a module runs.
 
 After DeepSpeed 0.19.8 (runtime/zero/stage3.py, parameter_offload.py, partitioned_param_coordinator.py,
-partition_parameters.py, linear.py), with the sizes of zero_sizes.py. A parameter is cut as one row of numbers, padded; a
-rank's parts are all in one buffer.
+partition_parameters.py, linear.py), with the sizes of zero_sizes.py. A parameter is cut as one row of numbers, padded;
+a rank's parts are all in one buffer.
 
     fetched    when its module runs, in both passes: gathered into a buffer; where several travel together, each is then
                copied out of it, and the buffer stays until the last of them has been asked for
