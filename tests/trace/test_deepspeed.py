@@ -115,7 +115,8 @@ def test_the_trainer_with_deepspeed_is_on_paper(trainer: str) -> None:
     stage, more, file = TRAINERS[trainer]
     said = {field.removeprefix("stage3_"): value for field, value in file.items()}
     job = CASES.JOB | {"hardware": {"gpus": 8}, "stack": "llama-factory", "grad_accum": 1} | more
-    job |= {"checkpoint_reentrant": False, "parallel": {"data": stage, **DEFAULTS, "overlap_comm": stage == "zero3", **said}}
+    parallel = {"data": stage, **DEFAULTS, "overlap_comm": stage == "zero3", **said}
+    job |= {"checkpoint_reentrant": False, "parallel": parallel}
     script = HERE.parent / "scripts_distributed" / "deepspeed_trainer.py"
     case = json.dumps({"job": job, "config": CASES.LLAMA, "file": file})
     tape, answer = trace_script(str(script), (case,), Card(), nproc_per_node=8, steps=2)

@@ -20,7 +20,7 @@ from tunecast.job.recipes.draft import Draft, Keys
 from tunecast.job.recipes.huggingface import is_on
 from tunecast.job.recipes.parts.deepspeed import take_deepspeed
 from tunecast.job.recipes.request import Request
-from tunecast.job.recipes.values import whole, word
+from tunecast.job.recipes.values import number, whole, word
 
 _TRAINING = "llamafactory/v1/config/training_args.py: TrainingArguments"
 _LORA = "llamafactory/v1/plugins/model_plugins/peft.py: LoraParams"
@@ -239,7 +239,7 @@ def take_run(draft: Draft, keys: Keys) -> None:
     steps, epochs = keys.get("save_steps"), keys.get("save_epochs")
     draft.assume("run.save_strategy", "steps" if steps or epochs else "no")
     draft.take("run.save_steps", keys, "save_steps")
-    if steps is None and epochs is not None and (share := huggingface.number(epochs)):
+    if steps is None and epochs is not None and (share := number(epochs)):
         draft.put("run.saves_per_epoch", 1 / share, keys, "save_epochs")
     draft.take("run.save_total_limit", keys, "save_total_limit")
     keys.ignore("save_ckpt_as_hf")

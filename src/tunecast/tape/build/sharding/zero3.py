@@ -36,7 +36,7 @@ from tunecast.tape.build.adapters import LoraLinear
 from tunecast.tape.build.dtypes import BOOL, FLOAT16, FLOAT32, Dtype
 from tunecast.tape.build.event_log import HOST
 from tunecast.tape.build.machine import Machine
-from tunecast.tape.build.modules import Buffer
+from tunecast.tape.build.modules import Buffer, Module
 from tunecast.tape.build.optimizers import Optimizer
 from tunecast.tape.build.quantized import Linear4bit
 from tunecast.tape.build.sharding.accelerate import STORED
@@ -133,7 +133,7 @@ class Zero3(FetchedWeights):
         self.watch_all(model, model.model_type in WHOLE_BLOCKS)
         if self.job.method != "full":
             for _ in range(2):  # PEFT's model and its tuner are around it
-                self.watch(model)
+                self.watch(model, Module(self.machine))
             for module in model.modules():
                 if isinstance(module, LoraLinear):
                     self.read_before(module.lora_dropout, module, self.cuts[id(module.lora_A.weight)])
