@@ -12,7 +12,7 @@ recognised    some reader knows it as a training
 answered      predict answers; `by keys`: and no key makes it an estimate
 keys          values by dotted name: used, ignored because they move nothing, or reported as not understood
 
-and of all others: refused by the task's name.
+and of all others: refused by the task's name, or told to train nothing.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ def asked(path: Path) -> Row:
     try:
         recipe = recipes.find_recipe(path)
     except TunecastError as error:
-        return {"outcome": "other task" if error.field == "task" else "unreadable", "reason": error.message}
+        outcome = "other task" if error.field == "task" else "unreadable"
+        return {"outcome": outcome, "reason": error.message}
     if recipe is None:
         return {"outcome": "not recognised"}
     row: Row = {

@@ -6,9 +6,16 @@ from typing import Any
 
 import pytest
 
+from tunecast.errors import UsageError
 from tunecast.job import job_from_dict
 from tunecast.tape.build.job_runs import build, fold_job
-from tunecast.tape.build.sharding.zero import MAX_IN_CPU, DeepSpeedSettings, kept_in_memory, settings_of, sub_groups
+from tunecast.tape.build.sharding.zero_sizes import (
+    MAX_IN_CPU,
+    DeepSpeedSettings,
+    kept_in_memory,
+    settings_of,
+    sub_groups,
+)
 from tunecast.tape.card import Card
 from tunecast.tape.op import Alloc, Begin, Free, Op, Phase, Role, Tape
 from tunecast.tape.program import program
@@ -147,14 +154,42 @@ def test_what_was_not_traced_is_told_as_a_guess(data: str, job: dict[str, Any], 
     assert any("ZeRO's buckets" in text for text in tape.assumptions)
 
 
+def sizes(stack: str, stage: int, **said: Any) -> DeepSpeedSettings:
+    return settings_of(job_from_dict({"model": "small", "stack": stack, "parallel": said}), stage, 4096)
+
+
 def test_sizes_are_those_of_the_file_people_start_from() -> None:
-    assert settings_of("transformers", 3, 4096) == DeepSpeedSettings()
-    assert settings_of("llama-factory", 3, 4096).reduce_bucket_size == 4096**2
-    assert settings_of("llama-factory", 3, 4096).overlap_comm is False
-    assert settings_of("llama-factory", 2, 4096).round_robin_gradients
-    axolotl = settings_of("axolotl", 3, 4096)
+    assert sizes("transformers", 3) == DeepSpeedSettings()
+    assert sizes("llama-factory", 3).reduce_bucket_size == 4096**2
+    assert sizes("llama-factory", 3).overlap_comm is False
+    assert sizes("llama-factory", 2).round_robin_gradients
+    axolotl = sizes("axolotl", 3)
     assert (axolotl.max_live_parameters, axolotl.param_persistence_threshold) == (0, 40960)
-    assert settings_of("axolotl", 2, 4096).overlap_comm
+    assert sizes("axolotl", 2).overlap_comm
+
+
+def test_sizes_that_the_job_says_take_the_place_of_the_files() -> None:
+    said = sizes("axolotl", 3, reduce_bucket_size=2e8, max_live_parameters="1G", overlap_comm=False)
+    assert (said.reduce_bucket_size, said.max_live_parameters, said.overlap_comm) == (2 * 10**8, 10**9, False)
+    assert said.prefetch_bucket_size == int(0.9 * 4096**2) and said.sub_group_size == 0
+    assert said.told.startswith("the job (reduce_bucket_size, max_live_parameters, overlap_comm)")
+    auto = dict.fromkeys(("reduce_bucket_size", "prefetch_bucket_size", "param_persistence_threshold"), "auto")
+    found = sizes("transformers", 3, **auto)
+    assert (found.reduce_bucket_size, found.prefetch_bucket_size) == (4096**2, int(0.9 * 4096**2))
+    assert found.param_persistence_threshold == 40960
+
+
+@pytest.mark.parametrize("said", [{"reduce_bucket_size": "some"}, {"max_live_parameters": "auto"}, {"overlap_comm": 7}])
+def test_sizes_that_are_none(said: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=r"parallel\.\w+: got .*; allowed: "):
+        sizes("transformers", 3, **said)
+
+
+def test_a_smaller_bucket_is_less_memory() -> None:
+    """Of stage 3 it is always there: so many elements of 16 bits."""
+    parts = ({"data": "zero3", "reduce_bucket_size": size} for size in (10**6, 10**6 + 10**5))
+    small, large = (held(tape_of("zero3", parallel=part), (Phase.OPTIMIZER, 0))[Role.GRADIENTS] for part in parts)
+    assert large - small == 2 * 10**5
 
 
 @pytest.mark.parametrize(
@@ -209,7 +244,7 @@ def test_weights_on_drives_are_read_when_they_are_gathered(monkeypatch: pytest.M
     """With no room in host memory: both tables, 2 bytes, in both passes; the new ones are written."""
     kept = on_drives("parameters", offload_device="nvme")
     assert moved(kept, "read_from_nvme") == 16 * 2 * TABLE
-    monkeypatch.setattr("tunecast.tape.build.sharding.zero.MAX_IN_CPU", 0)
+    monkeypatch.setattr("tunecast.tape.build.sharding.zero_sizes.MAX_IN_CPU", 0)
     tape = on_drives("parameters", offload_device="nvme")
     assert moved(tape, "read_from_nvme") == 16 * 2 * TABLE + 2 * 2 * 2 * TABLE
     assert moved(tape, "write_to_nvme") == 16 * 2 * TABLE + 2 * 2 * TABLE

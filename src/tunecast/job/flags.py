@@ -52,6 +52,7 @@ PREFIX = "job:"
 
 METAVARS: Mapping[str, str] = {
     "int": "N",
+    "int or choice": "N|NAME",
     "bytes": "SIZE",
     "float": "X",
     "ints": "N,N,…",

@@ -22,7 +22,10 @@ from tunecast.job.names import SAME
 from tunecast.records import NamedTuple, dataclass
 from tunecast.units import bytes_from
 
-Kind = Literal["bool", "int", "float", "text", "choice", "names", "ints", "ints or text", "id", "bytes", "release"]
+Kind = Literal[
+    "bool", "int", "int or choice", "float", "text", "choice", "names", "ints", "ints or text", "id", "bytes",
+    "release",
+]  # fmt: skip
 
 LONGEST_TEXT = 4096
 LONGEST_LIST = 100_000
@@ -69,7 +72,8 @@ class Knob:
     default: Any
     origin: Origin
     choices: tuple[str, ...] = ()
-    """Of a `choice`: all it may be. Of `names`: the words that stand for a set of names."""
+    """Of a `choice`: all it may be. Of `names`: the words that stand for a set of names. Of an `int or choice`: the
+    words it may be instead of a number."""
     low: float = -math.inf
     high: float = math.inf
     above_low: bool = False
@@ -88,6 +92,9 @@ class Knob:
         what = {
             "bool": "true or false",
             "int": f"a whole number from {_number(self.low)} to {_number(self.high)}",
+            "int or choice": (
+                f"a whole number from {_number(self.low)} to {_number(self.high)}, {', '.join(self.choices)}"
+            ),
             "bytes": f"bytes from {_number(self.low)} to {_number(self.high)}, or a size such as 2GiB or 2GB",
             "float": f"a number {'above' if self.above_low else 'from'} {_number(self.low)} to {_number(self.high)}",
             "text": f"text of 1 to {LONGEST_TEXT} printable characters",
@@ -130,6 +137,10 @@ class Knob:
         if number is None:
             raise self._wrong(given, _rounded(given, self.low, self.high))
         return int(self._bounded(given, number))
+
+    def _int_or_choice(self, given: object) -> int | str:
+        word = self._word(given)
+        return self._int(given) if word is None else word
 
     def _bytes(self, given: object) -> int:
         size = bytes_from(given) if isinstance(given, str) and len(given) <= 64 else None
@@ -231,6 +242,7 @@ class Knob:
 _READERS = {
     "bool": Knob._bool,
     "int": Knob._int,
+    "int or choice": Knob._int_or_choice,
     "bytes": Knob._bytes,
     "float": Knob._float,
     "text": Knob._text,
@@ -380,7 +392,7 @@ class Section:
 
 KINDS: Mapping[str, Kind] = {
     **{"bool": "bool", "int": "int", "float": "float", "str": "text", "str | int": "id"},
-    **{"tuple[str, ...]": "names", "str | tuple[str, ...]": "names"},
+    **{"int | str": "int or choice", "tuple[str, ...]": "names", "str | tuple[str, ...]": "names"},
     **{"tuple[int, ...]": "ints", "tuple[int, ...] | str": "ints or text"},
 }
 """What a field's annotation says of its knob; text of which there are only some is a choice."""

@@ -6,6 +6,8 @@ from tunecast.job.knob import OURS, Origin, Section, accelerate, field
 from tunecast.job.shardings import REPLICATED, SHARDINGS
 from tunecast.records import dataclass
 
+_AS_STACK = "null: as in the DeepSpeed file that the stack's users start from"
+
 
 @dataclass(frozen=True)
 class Parallel(Section):
@@ -97,4 +99,64 @@ class Parallel(Section):
     offload: str = field("none", OURS, "what waits in host memory", choices=("none", "optimizer", "parameters"))
     offload_device: str = field(
         "cpu", OURS, "with offload: where it waits, host memory or NVMe drives (ZeRO-Infinity)", choices=("cpu", "nvme")
+    )
+    reduce_bucket_size: int | str | None = field(
+        None,
+        OURS,
+        "with zero1, zero2 and zero3: elements of the bucket that gradients are summed in; auto: the square of the "
+        f"hidden size; {_AS_STACK}",
+        choices=("auto",),
+        within=(0, 10**13),
+        kilo=1000,
+    )
+    prefetch_bucket_size: int | str | None = field(
+        None,
+        OURS,
+        "with zero3: elements of weights that are fetched ahead; auto: 0.9 of the square of the hidden size; "
+        f"{_AS_STACK}",
+        choices=("auto",),
+        within=(0, 10**13),
+        aka="stage3_prefetch_bucket_size",
+        kilo=1000,
+    )
+    param_persistence_threshold: int | str | None = field(
+        None,
+        OURS,
+        f"with zero3: weights of so many elements or fewer are never cut; auto: 10 times the hidden size; {_AS_STACK}",
+        choices=("auto",),
+        within=(0, 10**13),
+        aka="stage3_param_persistence_threshold",
+        kilo=1000,
+    )
+    max_live_parameters: int | None = field(
+        None,
+        OURS,
+        f"with zero3: elements of whole weights beyond which nothing is fetched ahead; {_AS_STACK}",
+        within=(0, 10**13),
+        aka="stage3_max_live_parameters",
+        kilo=1000,
+    )
+    max_reuse_distance: int | None = field(
+        None,
+        OURS,
+        "with zero3: a weight that is needed again within so many elements of others stays whole; " + _AS_STACK,
+        within=(0, 10**13),
+        aka="stage3_max_reuse_distance",
+        kilo=1000,
+    )
+    sub_group_size: int | None = field(
+        None,
+        OURS,
+        f"with zero3: elements of a rank's part that take an optimizer step at once; {_AS_STACK}",
+        within=(0, 10**13),
+        kilo=1000,
+    )
+    overlap_comm: bool | None = field(
+        None,
+        OURS,
+        "with zero1, zero2 and zero3: gradients are summed while the backward pass goes on, with a second bucket in "
+        f"zero1 and zero2; {_AS_STACK}",
+    )
+    round_robin_gradients: bool | None = field(
+        None, OURS, f"with zero1 and zero2: weights are dealt out to ranks before they are cut; {_AS_STACK}"
     )

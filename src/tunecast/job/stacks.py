@@ -104,7 +104,7 @@ class Stack:
     """Takes the place of the job's over quantized weights."""
     deepspeed: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
     """The file its users start from, by ZeRO's stage: what differs from DeepSpeed's defaults, by the names of
-    `DeepSpeedSettings` (tape/build/sharding/zero.py); with "auto", what transformers fills in by the hidden
+    `DeepSpeedSettings` (tape/build/sharding/zero_sizes.py); with "auto", what transformers fills in by the hidden
     size."""
     deepspeed_file: str = ""
 

@@ -48,12 +48,13 @@ from tunecast.prediction.price.host import Host
 from tunecast.prediction.price.moving import STREAMING
 from tunecast.prediction.price.rates import Rates
 from tunecast.records import NamedTuple, replace
-from tunecast.tape.build.sharding.zero import settings_of
+from tunecast.tape.build.sharding.zero_sizes import settings_of
 from tunecast.tape.op import Op, Phase
 from tunecast.tape.step import Step
 
 LARGE_ELEMENTS = 2**20
-"""Far above what ZeRO 3 leaves whole on every rank (`param_persistence_threshold`: 100,000, or ten hidden sizes)."""
+"""Far above what ZeRO 3 leaves whole on every rank, unless the job says more (`param_persistence_threshold`: 100,000,
+or ten hidden sizes)."""
 BY_CARD = frozenset({"gemm_4bit", "sum"})
 """Whose size or presence follows the card: 4-bit products others unpack the weight for, and what Triton's kernels leave
 for each multiprocessor to be summed."""
@@ -112,8 +113,10 @@ def zero_tensors_of(job: Job, model: ModelConfig, parameters: Sequence[Parameter
     kept = parameters if job.autocast is None else [_in_dtype(p, job.autocast) for p in parameters]
     masters = [p._replace(dtype=FLOAT32) for p in kept if p.trainable]
     elements = sum([p.elements for p in masters])
-    gathered = sum([_sent_bytes(p) for p in _of_layers(kept) if p.elements > LARGE_ELEMENTS])
-    stays = settings_of(job.stack, 3, 0).max_reuse_distance * HALF_BYTES + gathered // max(1, model.layers)
+    settings = settings_of(job, 3, 0)
+    large = max(LARGE_ELEMENTS, settings.param_persistence_threshold)
+    gathered = sum([_sent_bytes(p) for p in _of_layers(kept) if p.elements > large])
+    stays = settings.max_reuse_distance * HALF_BYTES + gathered // max(1, model.layers)
     return Tensors(
         held_bytes(kept, job.quantization.double_quant),
         elements * HALF_BYTES,
@@ -167,7 +170,7 @@ def lasting_bytes(of: Tensors, job: Job, rig: Rig, spread: Spread) -> float:
     lasting = _part(of.weights, job, rig, spread, sharding.cuts_weights)
     lasting += _part(of.state, job, rig, spread, sharding.cuts_state)
     if sharding.is_zero and sharding.cuts_weights and of.weights:
-        bucket = settings_of(job.stack, 3, 0).reduce_bucket_size
+        bucket = settings_of(job, 3, 0).reduce_bucket_size
         lasting += of.gradients / rig.cards + bucket * HALF_BYTES
     return lasting
 
@@ -210,7 +213,7 @@ def _zero_gradients_bytes(of: Tensors, job: Job, rig: Rig, zero: Sharding) -> fl
     for a sub-group of weights at a time. ZeRO 1 has all of them at the end of a backward pass, unless it sums them on
     the way."""
     part = of.gradients / rig.cards
-    settings = settings_of(job.stack, zero.zero_stage, 0)
+    settings = settings_of(job, zero.zero_stage, 0)
     if zero.cuts_weights:  # in groups of at least that size; one more weight of 1 is no group
         return 3 * min(part, settings.sub_group_size * HALF_BYTES)
     at_once = 0 if zero.cuts_gradients or settings.overlap_comm else of.gradients
@@ -362,7 +365,7 @@ def sent_of(of: Tensors, job: Job, rig: Rig, spread: Spread) -> Sent:
         return Sent(gathered_s + of.gathered_again * byte_s + scattered_s, 0.0)
     if sharding.cuts_gradients:
         return Sent(of.scattered * summed_s, 0.0, scattered_s)
-    if settings_of(job.stack, 1, 0).overlap_comm:
+    if settings_of(job, 1, 0).overlap_comm:
         return Sent(0.0, of.scattered * summed_s, scattered_s)
     return Sent(0.0, 0.0, of.scattered * summed_s + scattered_s)
 

@@ -203,12 +203,20 @@ def job_assumptions(job: Job, followed: Job, own: OwnRun | None = None) -> list[
 
 
 _BY_FSDP = "parallel.data", lambda job: sharding_of(job).is_fsdp
+_BY_ZERO = "parallel.data", lambda job: sharding_of(job).is_zero
+_BY_ZERO_3 = "parallel.data", lambda job: sharding_of(job).zero_stage == 3
 _BY_STEPS = "run.save_strategy", lambda job: job.run.save_strategy == "steps"
 BELONGS_TO: Mapping[str, tuple[str, Callable[[Job], bool]]] = {
     "parallel.fsdp_version": _BY_FSDP,
     "parallel.reshard_after_forward": _BY_FSDP,
     "parallel.state_dict_type": _BY_FSDP,
     "parallel.cpu_ram_efficient_loading": _BY_FSDP,
+    **{f"parallel.{name}": _BY_ZERO for name in ("reduce_bucket_size", "overlap_comm", "round_robin_gradients")},
+    "parallel.prefetch_bucket_size": _BY_ZERO_3,
+    "parallel.param_persistence_threshold": _BY_ZERO_3,
+    "parallel.max_live_parameters": _BY_ZERO_3,
+    "parallel.max_reuse_distance": _BY_ZERO_3,
+    "parallel.sub_group_size": _BY_ZERO_3,
     "parallel.sequence_parallel": ("parallel.tensor", lambda job: job.parallel.tensor > 1),
     "hardware.inter_node_gbps": ("hardware.nodes", lambda job: job.hardware.nodes > 1),
     "hardware.nvme_bytes_per_s": ("parallel.offload_device", lambda job: job.parallel.offload_device == "nvme"),

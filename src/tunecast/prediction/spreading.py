@@ -159,7 +159,8 @@ def _kernels(job: Job) -> str | None:
     if "foak" in job.kernels:
         return "got foak, which is known with parallel.fsdp_version 1 or on replicas (ddp)"
     head = CUT_HEAD if CUT_HEAD in job.kernels else "liger" if FUSED_HEAD in liger_parts(job) else None
-    if head is not None and job.method != "full":
+    gathers = sharding_of(job).is_zero and head == "liger"  # DeepSpeed does for whoever asks (`ZeROOrderedDict`)
+    if head is not None and job.method != "full" and not gathers:
         return f"got {head} with adapters on cut weights: its head reads a weight nobody gathers; allowed: none"
     return None
 

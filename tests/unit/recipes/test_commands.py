@@ -90,3 +90,24 @@ def test_assignments() -> None:
     found = assignments_of([Word(word, 2) for word in ["x.yaml", "a.b=1", "+c=[1,2]", "~d", "e="]])
     assert found.values == {"a.b": 1, "c": [1, 2], "d": None, "e": None}
     assert found.rest == ["x.yaml"]
+
+
+@pytest.mark.parametrize(
+    "folder",
+    [
+        '$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)',
+        '$( cd -- "$( dirname -- "${BASH_SOURCE[0]}" )" &> /dev/null && pwd )',
+        "$(cd $(dirname $0); pwd)",
+        '$(dirname "$0")',
+        '$(dirname "$(realpath "$0")")',
+        '$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")',
+    ],
+)
+def test_the_folder_of_a_script(folder: str) -> None:
+    found = commands_of(f'HERE="{folder}"\nx "$HERE/a.yaml"', {"0": "some/run.sh", "BASH_SOURCE": "some/run.sh"})
+    assert found[0].words == ("x", "some/a.yaml")
+
+
+@pytest.mark.parametrize("program", ["$(dirname $1)", "$(cd $OUT && pwd)", "$(cd a; rm b; pwd)", "$(realpath)"])
+def test_other_programs_are_left_as_they_stand(program: str) -> None:
+    assert commands_of(f'x "{program}"')[0].words == ("x", program)

@@ -113,15 +113,30 @@ class TestDeepSpeed:
         _, recipe = deepspeed({"zero_optimization": {"stage": 2, "cpu_offload": True}})
         assert recipe.job["parallel"]["offload"] == "optimizer"
 
-    def test_buckets_are_compared_with_the_stacks(self) -> None:
-        sizes = {"reduce_bucket_size": "5e8", "stage3_prefetch_bucket_size": 5e7, "sub_group_size": 1e9}
+    def test_buckets_are_fields(self) -> None:
+        sizes = {"reduce_bucket_size": "2e8", "stage3_prefetch_bucket_size": "auto", "overlap_comm": False}
         _, recipe = deepspeed({"zero_optimization": {"stage": 3, **sizes}}, stack="trl")
         assert not unread(recipe)
-        _, recipe = deepspeed({"zero_optimization": {"stage": 3, **sizes}}, stack="axolotl")
-        assert "zero_optimization.reduce_bucket_size" in unread(recipe)
-        small = {"stage": 2, "reduce_bucket_size": 2e8, "sub_group_size": 7}
-        _, recipe = deepspeed({"zero_optimization": small}, stack="trl")
-        assert list(unread(recipe)) == ["zero_optimization.reduce_bucket_size"]
+        assert recipe.job["parallel"] == {
+            "data": "zero3", "reduce_bucket_size": 200_000_000, "prefetch_bucket_size": "auto",
+            "overlap_comm": False,
+        }  # fmt: skip
+        assert recipe.places["parallel.prefetch_bucket_size"].key == "zero_optimization.stage3_prefetch_bucket_size"
+
+    def test_buckets_of_another_stage_move_nothing(self) -> None:
+        file = {"stage": 2, "stage3_max_live_parameters": 7, "sub_group_size": 7, "round_robin_gradients": True}
+        _, recipe = deepspeed({"zero_optimization": file}, stack="trl")
+        assert recipe.job["parallel"] == {"data": "zero2", "round_robin_gradients": True} and not unread(recipe)
+        assert "zero_optimization.sub_group_size" in recipe.ignored
+
+    def test_what_a_file_leaves_out_is_deepspeeds_and_not_the_stacks(self) -> None:
+        """Axolotl's own file of stage 3 has "auto" and no live parameters, its file of stage 2 overlaps."""
+        _, recipe = deepspeed({"zero_optimization": {"stage": 3, "reduce_bucket_size": 1000}}, stack="axolotl")
+        found = recipe.job["parallel"]
+        assert (found["reduce_bucket_size"], found["prefetch_bucket_size"]) == (1000, 50_000_000)
+        assert found["max_live_parameters"] == 1_000_000_000
+        _, recipe = deepspeed({"zero_optimization": {"stage": 2}}, stack="axolotl")
+        assert recipe.assumed["parallel.overlap_comm"].value is False
 
     def test_what_no_field_tells(self) -> None:
         more = {"optimizer": {"type": "OneBitAdam"}, "data_efficiency": {"enabled": True}, "elasticity": {"enabled": 0}}

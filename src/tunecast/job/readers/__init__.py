@@ -113,8 +113,8 @@ def _recipe(path: Path) -> Recipe | None:
 
     try:
         return recipes.find_recipe(path)
-    except TunecastError:
-        if path.suffix.lower() in FORMATS:
+    except TunecastError as error:
+        if path.suffix.lower() in FORMATS and error.field != "task":  # a file that trains nothing says so
             return None
         raise
 

@@ -2,7 +2,7 @@
 
 A new framework is one file in frameworks/ with NAME, RELEASE, `recognises(document)` and `read(draft, request)`, and
 its name in `FRAMEWORKS`; one that is called by a command also has `invocation(words)`, one that names training data
-`DATA`.
+`DATA`, and one with files that train nothing `use_without_training(document)`, which says what they are for.
 
 cards.py        What follows from how many cards there are: the launcher may say it, or the user, after the file was
                 read
@@ -27,7 +27,7 @@ scripts/        Python scripts and notebooks, read without running them
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -46,7 +46,7 @@ from tunecast.job.recipes.launch.schedulers import Ordered, is_task, of_skypilot
 from tunecast.job.recipes.parts.accelerate import read_accelerate
 from tunecast.job.recipes.recipe import Place, Recipe
 from tunecast.job.recipes.request import Launch, Request
-from tunecast.job.recipes.trainings import request_of, trainings_of
+from tunecast.job.recipes.trainings import request_of, trainings_of, without_training
 
 FRAMEWORKS: tuple[str, ...] = (
     "torchtune",
@@ -76,7 +76,8 @@ ENDINGS = (".yaml", ".yml", ".json", ".toml", ".py", ".ipynb", *SCRIPTS)
 def find_recipe(path: Path, values: Mapping[str, Any] | None = None) -> Recipe | None:
     """What a trainer's file says; None where it is none. `values`: keys as the command line sets them.
 
-    Raises what is wrong with a file that cannot be read at all.
+    Raises what is wrong with a file that cannot be read at all, and says what a trainer's file is for that trains
+    nothing: an export, a server.
     """
     if path.suffix.lower() not in ENDINGS:
         return None
@@ -88,7 +89,10 @@ def find_recipe(path: Path, values: Mapping[str, Any] | None = None) -> Recipe |
     document = document.with_values(values or {})
     if is_job(document):
         return None
-    return recipe_of(Request(document, path.parent))
+    found = recipe_of(Request(document, path.parent))
+    if found is None:
+        raise_if_without_training(path, (use_of(document) for use_of in uses_without_training()))
+    return found
 
 
 def read_recipe(path: Path, values: Mapping[str, Any] | None = None) -> Recipe:
@@ -137,6 +141,7 @@ def recipe_of_script(ordered: Ordered, path: Path, values: Mapping[str, Any]) ->
     """Of the first training among its commands; others are named."""
     trainings, others = trainings_of(ordered, path, map(load_framework, FRAMEWORKS))
     if not trainings:
+        raise_if_without_training(path, [without_training(ordered, path)])
         return None
     first, *more = trainings
     draft = draft_of(first.framework, request_of(first, path, values))
@@ -145,6 +150,19 @@ def recipe_of_script(ordered: Ordered, path: Path, values: Mapping[str, Any]) ->
     for words in others:
         draft.note(Place(str(path), words[0].line, " ".join(words[:2])), "runs beside it: its cards are not counted")
     return draft.finish()
+
+
+def raise_if_without_training(path: Path, uses: Iterable[str | None]) -> None:
+    told = next(filter(None, uses), None)
+    if told is not None:
+        raise UsageError(f"{path}: no training: {told}. To fix: give the file or command that trains", field="task")
+
+
+def uses_without_training() -> Iterator[Callable[[Document], str | None]]:
+    """Of frameworks that have such files."""
+    for framework in map(load_framework, FRAMEWORKS):
+        if hasattr(framework, "use_without_training"):
+            yield framework.use_without_training
 
 
 def load_framework(name: str) -> ModuleType:

@@ -1,7 +1,8 @@
 """The commands of a shell script, as far as its text tells them. Nothing is executed, `$(...)` is never run.
 
 Variables are those the script itself assigns; what it takes from elsewhere (`$WORLD_SIZE`, `$1`, `$(nvidia-smi)`)
-stays as it is written. Bodies of `if`, `for` and `while` are taken as they stand, a loop with the first of its values.
+stays as it is written. Of programs in `$(...)` those are understood that need not run: arithmetic, and the folder a
+script stands in. Bodies of `if`, `for` and `while` are taken as they stand, a loop with the first of its values.
 Heredocs are skipped.
 """
 
@@ -12,10 +13,11 @@ import operator
 import re
 from collections.abc import Callable, Mapping
 from itertools import pairwise
+from pathlib import PurePath
 from typing import Any
 
 from tunecast.errors import UsageError
-from tunecast.job.recipes.words import Word
+from tunecast.job.recipes.words import Word, is_open
 from tunecast.records import NamedTuple
 
 MOST_EXPANDED = 4_000_000
@@ -35,6 +37,8 @@ NO_WORDS = ('$@"', '${@}"')
 """Arguments of the script, of which there are none."""
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=")
 NAME = re.compile(r"[A-Za-z_]\w*|[0-9#?*@!-]")
+ENTERED = re.compile(r"cd\s+([^;&|]+?)(?:\s*&?>\s*/dev/null)?(?:\s+2>&1)?\s*(?:&&|;)\s*pwd(?:\s+-[PL])?")
+"""`cd FOLDER && pwd`."""
 BRACED = re.compile(r"([A-Za-z_]\w*|[0-9@*#])(\[[^\]]*\])?(?:(:?[-=+?])(.*))?", re.DOTALL)
 
 
@@ -247,7 +251,7 @@ class _Shell:
             inside = self._enclosed("(", ")", 2)
             value: Any = self._arithmetic(inside.removesuffix(")"))
         elif self.text.startswith("$(", start):
-            value = self._of_expr(self._enclosed("(", ")", 2))
+            value = self._of_program(self._enclosed("(", ")", 2))
         elif self.text.startswith("${", start):
             value = self._braced(self._enclosed("{", "}", 2))
         elif not quoted and self.text.startswith("$'", start):
@@ -324,12 +328,28 @@ class _Shell:
         text = self._text_of(text).lstrip("(").strip() if text.count("(") != text.count(")") else self._text_of(text)
         return computed(text.strip(), self._value_of)
 
-    def _of_expr(self, text: str) -> str | None:
-        """`$(expr 16 / $n)`, which is arithmetic too; any other program is not run."""
-        program, _, rest = text.strip().partition(" ")
-        if program != "expr" or len(rest) > MOST_ARITHMETIC:
+    def _of_program(self, text: str) -> str | None:
+        """`$(expr 16 / $n)`, which is arithmetic too, and `$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)`; any other
+        program is not run."""
+        text = text.strip()
+        if len(text) > MOST_ARITHMETIC:
             return None
-        return computed(self._text_of(rest).replace("\\*", "*"), self._value_of)
+        if (inside := ENTERED.fullmatch(text)) is not None:
+            return self._path(inside[1])
+        program, _, rest = text.partition(" ")
+        if program == "expr":
+            return computed(self._text_of(rest).replace("\\*", "*"), self._value_of)
+        if program == "dirname":
+            path = self._path(rest)
+            return None if path is None else str(PurePath(path).parent)
+        if program == "realpath" or text.startswith("readlink -f "):
+            return self._path(rest.removeprefix("-f "))
+        return None
+
+    def _path(self, text: str) -> str | None:
+        """Of one word; None where it hangs on what the script does not say."""
+        path = self._text_of(text.strip().removeprefix("-- ").strip())
+        return path if path and not is_open(path) else None
 
     def _skip_heredocs(self) -> None:
         for end in self.heredocs:

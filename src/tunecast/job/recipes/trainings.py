@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import Any
 
 from tunecast.errors import NotResolved
-from tunecast.job.recipes.commands import commands_of
+from tunecast.job.recipes.commands import ShellCommand, commands_of
 from tunecast.job.recipes.document import Document
 from tunecast.job.recipes.launch.launchers import launched
 from tunecast.job.recipes.launch.schedulers import Ordered
@@ -28,6 +28,8 @@ class Training(NamedTuple):
     """Its first words."""
 
 
+PROGRAMS = frozenset({"swift", "megatron", "llamafactory-cli", "lmf", "axolotl", "litgpt", "trl", "tune", "vllm"})
+"""Of trainers and servers, whose first argument says what they do."""
 SERVING = frozenset({"rollout", "deploy", "vllm-serve", "serve", "vllm", "sglang.launch_server"})
 
 
@@ -39,7 +41,7 @@ def trainings_of(
     callable_by_command = [each for each in frameworks if hasattr(each, "invocation")]
     trainings: list[Training] = []
     others: list[list[Word]] = []
-    for command in commands_of(ordered.text, ordered.variables, ordered.first_line):
+    for command in shell_commands(ordered, path):
         words, launch = launched(command, request, str(path))
         found = None
         for framework in callable_by_command if words else ():
@@ -51,6 +53,25 @@ def trainings_of(
         if found is None and SERVING & set(words[:2]):
             others.append(words)
     return trainings, others
+
+
+def shell_commands(ordered: Ordered, path: Path) -> list[ShellCommand]:
+    itself = {name: str(path) for name in ("0", "BASH_SOURCE")}
+    return commands_of(ordered.text, {**itself, **ordered.variables}, ordered.first_line)
+
+
+def without_training(ordered: Ordered, path: Path) -> str | None:
+    """What a script does that trains nothing: `swift export` (line 2); None where that is not known."""
+    commands = shell_commands(ordered, path)
+    if not commands:
+        return "it holds no command"
+    request = Request(Document(str(path), {}, {}), path.parent, ordered.launch)
+    found: dict[str, int] = {}
+    for command in commands:
+        words, _ = launched(command, request, str(path))
+        if words and PurePath(words[0]).name in PROGRAMS and len(words) > 1:
+            found.setdefault(f"`{PurePath(words[0]).name} {words[1]}`", words[0].line)
+    return ", ".join(f"{told} (line {line})" for told, line in found.items()) or None
 
 
 def request_of(training: Training, path: Path, values: Mapping[str, Any]) -> Request:

@@ -33,7 +33,7 @@ from tunecast.prediction.outside.checkpoint import QUANTIZED, WIDTHS, Parameter,
 from tunecast.prediction.outside.sharded_files import is_by_fsdp, partitioned_bytes, writes_parts
 from tunecast.prediction.price.offload import NVME_READ_BYTES_PER_S, NVME_WRITE_BYTES_PER_S
 from tunecast.records import NamedTuple
-from tunecast.tape.build.sharding.zero import (
+from tunecast.tape.build.sharding.zero_sizes import (
     OPTIMIZER_BUFFERS,
     PARAMETER_BUFFER_SIZE,
     PARAMETER_BUFFERS,
@@ -150,7 +150,7 @@ def buffers_bytes(job: Job, parameters: Sequence[Parameter]) -> int:
     if not is_on_drives(job):
         return 0
     ranks, narrow = sharing_ranks(job), WIDTHS[job.autocast or job.weights_dtype]
-    parts, size = _parts(_trained(parameters), ranks), settings_of(job.stack, 3, 0).sub_group_size
+    parts, size = _parts(_trained(parameters), ranks), settings_of(job, 3, 0).sub_group_size
     largest = max(map(sum, sub_groups(parts, size)), default=0)
     held = OPTIMIZER_BUFFERS * FLOAT32_BYTES * largest
     if job.parallel.offload == "parameters":
@@ -162,7 +162,7 @@ def buffers_bytes(job: Job, parameters: Sequence[Parameter]) -> int:
 
 def _swapped_elements(job: Job, parameters: Sequence[Parameter]) -> tuple[int, int]:
     """Weights that wait on drives, of all ranks: trained and frozen ones."""
-    trained, size = _trained(parameters), settings_of(job.stack, 3, 0).sub_group_size
+    trained, size = _trained(parameters), settings_of(job, 3, 0).sub_group_size
     kept = kept_in_memory(_parts(trained, sharing_ranks(job)), size)
     swapped = [p for p, stays in zip(trained, kept, strict=True) if not stays]
     return _elements(swapped), _elements([p for p in parameters if not p.trainable])

@@ -89,13 +89,14 @@ def causal_lm_forward(self: Any, input_ids: Tensor, attention_mask: Tensor, labe
     """`lce_forward`: the loss without logits."""
     hidden_states = self.model(input_ids, attention_mask=attention_mask)
     machine = self.machine
+    weight = machine.scheme.read_by(self, self.lm_head.weight)
     batch, length = labels.shape
     shift_labels = labels
     if sequence_of(machine) is None:
         labels = machine.run("constant_pad_nd", (labels,), (batch, length + 1), INT64)
         shift_labels = labels[..., 1 : length + 1].contiguous()
     flat = hidden_states.view(-1, hidden_states.shape[-1])
-    return linear_cross_entropy(flat, self.lm_head.weight, shift_labels.view(-1))
+    return linear_cross_entropy(flat, weight, shift_labels.view(-1))
 
 
 # ------------------------------------------------------------------------------------------------------- functions

@@ -17,6 +17,7 @@ from tunecast.job.recipes import huggingface
 from tunecast.job.recipes.cards import is_count
 from tunecast.job.recipes.document import Document
 from tunecast.job.recipes.draft import Draft, Keys
+from tunecast.job.recipes.frameworks import llama_factory_v1
 from tunecast.job.recipes.huggingface import is_on
 from tunecast.job.recipes.parts.accelerate import read_accelerate
 from tunecast.job.recipes.parts.megatron import SPLITS, take_megatron
@@ -71,9 +72,11 @@ WITHOUT_EFFECT = (
     *("include_effective_tokens_per_second", "asft_alpha", "eaft_alpha", "ray_*", "master_addr", "master_port"),
     *("profiler_*", "enable_torch_profiler", "profile_modules", "quantization_device_map", "vllm_*", "sglang_*"),
     *("generation_*", "max_new_tokens", "temperature", "top_p", "top_k", "do_sample", "num_beams", "max_length"),
+    *("use_v1_kernels",),
     *("repetition_penalty", "length_penalty", "image_min_pixels", "video_min_pixels", "export_*", "crop_to_patches"),
 )
-"""New tokens do nothing without `resize_vocab`."""
+"""New tokens do nothing without `resize_vocab`, and `use_v1_kernels` nothing but on Ascend's cards
+(llamafactory/v1/plugins/model_plugins/kernels/interface.py, `_AUTO_KERNELS`)."""
 
 OWN_KEYS = ("stage", "finetuning_type", "cutoff_len", "lora_target", "quantization_bit", "lora_rank")
 TASKS = {"pt": "pretrain", "sft": "sft", "rm": "reward", "dpo": "dpo", "kto": "kto"}
@@ -97,41 +100,57 @@ REPORTED: Mapping[str, str] = {
     "resize_vocab": "the vocabulary grows",
     "train_from_scratch": "weights are made, not loaded",
     "use_adam_mini": "Adam-mini, whose second moments are one a block",
-    "use_v1_kernels": "kernels of LLaMA-Factory's own",
     "use_asft_loss": "a loss of its own, with a reference model",
     "use_eaft_loss": "a loss of its own",
     "use_dft_loss": "a loss of its own",
     "adapter_name_or_path": "adapters that exist are merged or trained further: their rank is that of their file",
     "fp8_enable_fsdp_float8_all_gather": "weights are gathered in FP8",
 }
+TRAINING = ("train", "sft", "dpo", "rm")
+"""Of llamafactory-cli; all but the first are v1's."""
 OWN_SCRIPTS = ("src/train.py", "src/train_bash.py", "llamafactory/launcher.py", "llmtuner/launcher.py")
 
 
 def recognises(document: Document) -> bool:
+    if llama_factory_v1.recognises(document):
+        return True
     if not document.has("model_name_or_path") or document.has("export_dir"):
         return False
     return any(map(document.has, OWN_KEYS)) and any(map(document.has, ("stage", "do_train", "dataset", "cutoff_len")))
 
 
+def use_without_training(document: Document) -> str | None:
+    if document.get("peft_config.export_dir") is not None:
+        return "`llamafactory-cli merge` writes a model with its adapters merged"
+    if document.has("model_name_or_path") and document.has("export_dir"):
+        return "`llamafactory-cli export` writes a model, merged or quantised"
+    if document.has("model_name_or_path") and document.has("infer_backend") and document.has("template"):
+        return "`llamafactory-cli chat` or `api` answers with a model"
+    return None
+
+
 def invocation(words: Sequence[Word]) -> Invocation | None:
-    program = PurePath(words[0]).name
+    program, command = PurePath(words[0]).name, ""
     if program in ("llamafactory-cli", "lmf", "llamafactory.cli", "llamafactory.launcher"):
-        if len(words) < 2 or words[1] != "train":
+        if len(words) < 2 or words[1] not in TRAINING:
             return None
-        words = words[2:]
+        command, words = str(words[1]), words[2:]
     elif words[0].endswith(OWN_SCRIPTS):
         words = words[1:]
     else:
         return None
     if words and words[0].endswith((".yaml", ".yml", ".json")):
         set_ = assignments_of(words[1:])
-        return Invocation(str(words[0]), set_.values, set_.lines)
+        return Invocation(str(words[0]), set_.values, set_.lines, command)
     flags = flags_of(words)
     known = any(name in flags.values for name in OWN_KEYS)
     return Invocation(None, flags.values, flags.lines) if known else None
 
 
 def read(draft: Draft, request: Request) -> None:
+    if llama_factory_v1.recognises(request.document):
+        llama_factory_v1.read(draft, request)
+        return
     keys = draft.keys(request.document, WITHOUT_EFFECT)
     draft.put("stack", NAME, keys, "model_name_or_path")
     draft.take("model", keys, "model_name_or_path")

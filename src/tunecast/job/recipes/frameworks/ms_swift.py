@@ -2,7 +2,8 @@
 
 Keys      those of transformers' Trainer, and swift/arguments/sft_args.py, `SftArguments`;
           swift/arguments/tuner_args.py, `TunerArguments`; swift/trainers/arguments.py, `TrainArgumentsMixin`; of the
-          other command swift/megatron/arguments/megatron_args.py, `MegatronArguments` (ms_swift_megatron.py)
+          other command swift/megatron/arguments/megatron_args.py, `MegatronArguments` (ms_swift_megatron.py);
+          adapters and quantised weights: ms_swift_tuners.py
 Command   swift/cli/main.py, `cli_main`: `swift sft x.yaml --key value`; NPROC_PER_NODE and NNODES start torchrun, and
           without them one process takes every card it sees (swift/model/utils.py, `get_default_device_map`)
 Stack     its trainer is transformers' own, with PEFT; logits are made of labelled tokens alone, which are taken to be
@@ -18,10 +19,13 @@ from tunecast.job.recipes import huggingface
 from tunecast.job.recipes.cards import is_count
 from tunecast.job.recipes.document import Document, leaves
 from tunecast.job.recipes.draft import Draft, Keys
+from tunecast.job.recipes.frameworks import ms_swift_tuners
 from tunecast.job.recipes.frameworks.ms_swift_megatron import read_megatron
 from tunecast.job.recipes.huggingface import is_on
+from tunecast.job.recipes.launch.launchers import VISIBLE
 from tunecast.job.recipes.parts.accelerate import read_accelerate
 from tunecast.job.recipes.parts.deepspeed import read_deepspeed, take_deepspeed
+from tunecast.job.recipes.recipe import Place
 from tunecast.job.recipes.request import Invocation, Request
 from tunecast.job.recipes.values import number, whole, word
 from tunecast.job.recipes.words import Word, flags_of
@@ -31,23 +35,14 @@ RELEASE = "4.6.0"
 DATA = ("dataset", "dataset.*")
 
 _TRAIN = "swift/trainers/arguments.py: TrainArgumentsMixin"
-_TUNER = "swift/arguments/tuner_args.py: TunerArguments"
-_QUANT = "swift/arguments/base_args/quant_args.py: QuantizeArguments"
 _BASE = "swift/arguments/base_args/base_args.py: BaseArguments"
 DEFAULTS: Mapping[str, tuple[object, str]] = {
     "micro_batch": (1, f"{_TRAIN}.per_device_train_batch_size"),
     "run.eval_batch": (1, f"{_TRAIN}.per_device_eval_batch_size"),
     "gradient_checkpointing": (True, f"{_TRAIN}.gradient_checkpointing"),
     "data.group_by_length": (False, f"{_TRAIN}.group_by_length"),
-    "method": ("lora", f"{_BASE}.tuner_type"),
     "data.packing": (False, f"{_BASE}.packing"),
-    "lora.rank": (8, f"{_TUNER}.lora_rank"),
-    "lora.alpha": (32.0, f"{_TUNER}.lora_alpha"),
-    "lora.dropout": (0.05, f"{_TUNER}.lora_dropout"),
-    "lora.rslora": (False, f"{_TUNER}.use_rslora"),
-    "lora.dora": (False, f"{_TUNER}.use_dora"),
-    "quantization.format": ("nf4", f"{_QUANT}.bnb_4bit_quant_type"),
-    "quantization.double_quant": (True, f"{_QUANT}.bnb_4bit_use_double_quant"),
+    **ms_swift_tuners.DEFAULTS,
 }
 WORKERS = 1
 """`TrainArgumentsMixin.__post_init__`, where nothing is said."""
@@ -84,6 +79,16 @@ PIXELS = (
     *("MAX_PIXELS", "VIDEO_MAX_PIXELS", "FPS_MAX_FRAMES", "IMAGE_MAX_TOKEN_NUM", "VIDEO_MAX_TOKEN_NUM"),
     *("ENABLE_AUDIO_OUTPUT", "MAX_NUM", "NFRAMES", "FPS"),
 )
+SEEN_OR_HEARD = (
+    *("a-okvqa", "captcha-images", "clevr_cogen_a_train", "coco", "coco_2014_caption", "egoschema", "garbage265"),
+    *("geometry3k", "gpt4v-dataset", "gqa", "grit", "latex_ocr", "llava-data", "llava-instruct-150k"),
+    *("llava-instruct-mix-vsft", "llava-pretrain", "llava-video-178k", "lnqa", "m3it", "mantis-instruct"),
+    *("mideficsdataset", "moviechat-1k-test", "multimodal-mind2web", "ocr-vqa", "ok-vqa_train", "pixelprose"),
+    *("qwen3-1.7-tts-sft-furina", "refcoco", "refcocog", "rlaif-v-dataset", "sa1b-dense-caption"),
+    *("sa1b-paired-captions-images", "scienceqa", "sharegpt-4o", "sharegpt4v", "speech_asr_aishell1_trainsets"),
+    *("textcaps", "videochatgpt", "wds_voc2007_multilabel"),
+)
+"""Names of data sets that swift/dataset/dataset/mllm.py registers."""
 TOWERS = ("vit_lr", "aligner_lr", "vit_gradient_checkpointing", "max_pixels", "freeze_vit", "freeze_aligner")
 RL = (
     *("vllm_*", "use_vllm", "sleep_level", "offload_*", "num_generations", "num_iterations", "max_completion_length"),
@@ -110,7 +115,6 @@ REPORTED: Mapping[str, str] = {
     "predict_with_generate": "evaluations generate text",
     "eval_use_evalscope": "evaluations generate text",
     "adapters": "adapters that exist are trained further: their rank is that of their file",
-    "experts_impl": "kernels for experts",
     "device_map": "layers are placed by hand",
     "max_memory": "layers are placed by hand",
     "zero_hpz_partition_size": "ZeRO++: weights are cut within a machine",
@@ -198,8 +202,7 @@ def take_task(draft: Draft, keys: Keys, request: Request) -> None:
     kind, rlhf = word(keys.get("task_type")), word(keys.get("rlhf_type"))
     environment = {**(keys.document.get("ENV") if isinstance(keys.document.get("ENV"), dict) else {})}
     environment.update(request.launch.environment)
-    if any(name in environment for name in ASCEND):
-        draft.refuse("Ascend", "cards of NVIDIA are predicted here")
+    take_ascend(draft, keys, environment)
     if command == "rlhf" or rlhf:
         task = rlhf or "dpo"
         if task in TASKS:
@@ -214,17 +217,36 @@ def take_task(draft: Draft, keys: Keys, request: Request) -> None:
     seen = seen or next((name for name in TOWERS if is_on(keys.get(name)) or keys.has(name)), None)
     if seen:
         draft.refuse("images, videos or sound", f"{seen} is set, and towers that see or hear are not modelled")
+    elif (shown := seen_or_heard(keys.document.get("dataset"))) is not None:
+        draft.refuse("images, videos or sound", f"{shown} holds them, and towers that see or hear are not modelled")
+
+
+def take_ascend(draft: Draft, keys: Keys, environment: Mapping[str, object]) -> None:
+    """Written for Huawei's cards: what it asks for is the same on others."""
+    name = next((name for name in ASCEND if name in environment), None)
+    if name is not None:
+        place = Place(keys.document.file, getattr(environment[name], "line", 0), name)
+        draft.note(place, "the file is written for Ascend NPUs: it is answered as on the card that is named")
+
+
+def seen_or_heard(given: object) -> str | None:
+    """The first of these data sets that holds more than text. `org/name:subset#1000`."""
+    for name in given if isinstance(given, list) else [given]:
+        plain = str(name).partition("#")[0].partition(":")[0]
+        if plain.rpartition("/")[2].lower() in SEEN_OR_HEARD or "-vl-" in plain.lower():
+            return plain[:80]
+    return None
 
 
 def read_transformers(draft: Draft, keys: Keys, request: Request) -> None:
     draft.assume("stack", "transformers", f"{NAME} {RELEASE}, whose trainer is transformers' own")
-    take_method(draft, keys)
+    ms_swift_tuners.take_method(draft, keys)
     take_precision(draft, keys)
     huggingface.take_attention(draft, keys, "attn_impl")
     draft.assume("attention", "sdpa")
     take_rows(draft, keys)
-    take_sharding(draft, keys, request)
     huggingface.take_training_arguments(draft, keys, None, ARGUMENTS)
+    take_sharding(draft, keys, request)
     take_steps(draft, keys)
     take_cards(draft, keys, request)
     take_checkpointing(draft, request)
@@ -232,48 +254,9 @@ def read_transformers(draft: Draft, keys: Keys, request: Request) -> None:
     for name, why in REPORTED.items():
         if is_on(keys.get(name)):
             draft.not_modelled(keys, name, why)
-
-
-def take_method(draft: Draft, keys: Keys) -> None:
-    kind = keys.get("tuner_type", "train_type")
-    method = word(kind) or "lora"
-    bits, by = keys.get("quant_bits"), word(keys.get("quant_method"))
-    if method == "full":
-        draft.put("method", "full", keys, "tuner_type", "train_type")
-        keys.ignore("lora_rank", "lora_alpha", "lora_dropout", "lora_dtype", "use_rslora", "use_dora", "target_modules")
-        return
-    if method != "lora":
-        draft.refuse(method, "adapters of this kind are not modelled")
-    if word(keys.get("tuner_backend")) == "unsloth":
-        draft.put("stack", "unsloth", keys, "tuner_backend")
-    if kind is None and not by:
-        huggingface.assume(draft, "method", DEFAULTS)
-    else:
-        draft.put("method", "qlora" if by else "lora", keys, "quant_method", "tuner_type", "train_type")
-    take_lora(draft, keys)
-    if by == "bnb":
-        four = whole(bits) == 4
-        said = keys.get("bnb_4bit_quant_type", default="nf4") if four else "int8" if whole(bits) == 8 else bits
-        draft.put("quantization.format", said, keys, "quant_bits")
-        if four:
-            draft.take("quantization.double_quant", keys, "bnb_4bit_use_double_quant")
-            huggingface.assume(draft, "quantization.double_quant", DEFAULTS)
-        draft.assume("quantization.prepare_kbit", False)
-    elif by:
-        draft.refuse(by, "weights quantised by this package while they load are not modelled")
-
-
-def take_lora(draft: Draft, keys: Keys) -> None:
-    draft.take("lora.rank", keys, "lora_rank")
-    draft.take("lora.alpha", keys, "lora_alpha")
-    draft.take("lora.dropout", keys, "lora_dropout")
-    draft.take("lora.rslora", keys, "use_rslora")
-    draft.take("lora.dora", keys, "use_dora")
-    draft.take("lora.adapter_dtype", keys, "lora_dtype")
-    draft.take("lora.targets", keys, "target_modules", read=huggingface.targets)
-    for field in ("lora.rank", "lora.alpha", "lora.dropout", "lora.rslora", "lora.dora"):
-        huggingface.assume(draft, field, DEFAULTS)
-    draft.assume("lora.targets", "all-linear")
+    experts = word(keys.get("experts_impl"))
+    if experts not in ("", "grouped_mm"):  # transformers' own choice
+        draft.not_modelled(keys, "experts_impl", "kernels for experts: taken is grouped_mm")
 
 
 def take_precision(draft: Draft, keys: Keys) -> None:
@@ -320,7 +303,8 @@ def take_samples(draft: Draft, keys: Keys) -> None:
 
 
 def take_steps(draft: Draft, keys: Keys) -> None:
-    """`SftArguments._init_eval_strategy`: it evaluates as often as it saves, where there is something to evaluate."""
+    """`SftArguments._init_eval_strategy`: it evaluates as often as it saves, where there is something to evaluate
+    on."""
     evaluates = (number(keys.get("split_dataset_ratio")) or 0) > 0 or any(
         map(keys.has, ("val_dataset", "eval_dataset"))
     )
@@ -369,14 +353,14 @@ def take_cards(draft: Draft, keys: Keys, request: Request) -> None:
     """One process that sees several cards spreads the layers over them (device_map="auto")."""
     place = request.launch.places.get("hardware.gpus")
     cards = request.launch.gpus or 1
-    if place is not None and place.key == "CUDA_VISIBLE_DEVICES" and cards > 1:
+    if place is not None and place.key in VISIBLE and cards > 1:
         draft.fields["parallel.layers"], draft.places["parallel.layers"] = cards, place
 
 
 def take_checkpointing(draft: Draft, request: Request) -> None:
     """swift/trainers/mixin.py, `_fix_gradient_checkpointing`: of the older kind on one card and with DeepSpeed or FSDP,
     of the newer one with DDP."""
-    if not is_on(draft.fields.get("gradient_checkpointing")):
+    if not is_on(draft.fields.get("gradient_checkpointing")) or draft.fields.get("stack") == "unsloth":
         return
     sharded = str(draft.fields.get("parallel.data", "ddp")) != "ddp"
     cards = (request.launch.gpus or 1) * (request.launch.nodes or 1)

@@ -144,13 +144,18 @@ def split_options(words: list[Word], launcher: Launcher) -> tuple[dict[str, Word
     return options, words[at:]
 
 
+VISIBLE = ("ASCEND_RT_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
+"""The cards a process sees, Huawei's and NVIDIA's."""
+
+
 def cards_of_environment(environment: Mapping[str, str]) -> dict[str, tuple[Any, str, int]]:
     """What variables that launchers and frameworks read say: NPROC_PER_NODE of ms-swift and LLaMA-Factory."""
     found: dict[str, tuple[Any, str, int]] = {}
-    visible = environment.get("CUDA_VISIBLE_DEVICES")
-    if visible and not is_open(visible) and any(each.strip().isdecimal() for each in visible.split(",")):
-        count = sum(1 for each in visible.split(",") if each.strip())
-        found["gpus"] = (count, "CUDA_VISIBLE_DEVICES", getattr(visible, "line", 0))
+    for name in VISIBLE:
+        visible = environment.get(name)
+        if visible and not is_open(visible) and any(each.strip().isdecimal() for each in visible.split(",")):
+            count = sum(1 for each in visible.split(",") if each.strip())
+            found["gpus"] = (count, name, getattr(visible, "line", 0))
     for name, what in (("NPROC_PER_NODE", "gpus"), ("NNODES", "nodes")):
         value = environment.get(name)
         if value is not None and (given := count_of(value)) is not None:

@@ -51,9 +51,9 @@ BUCKETS: Mapping[str, tuple[str, int]] = {
     "stage3_max_reuse_distance": ("max_reuse_distance", 1_000_000_000),
     "sub_group_size": ("sub_group_size", 1_000_000_000),
 }
-"""By key: its other name (which is the stacks' too), and DeepSpeed's default."""
-FILLED_IN = ("reduce_bucket_size", "prefetch_bucket_size", "param_persistence_threshold")
-"""What "auto" stands for follows from the hidden size; elsewhere DeepSpeed has no "auto"."""
+"""By key, in elements: its other name (which is the field's of `parallel`), and DeepSpeed's default."""
+SWITCHES: Mapping[str, bool] = {"overlap_comm": False, "round_robin_gradients": False}
+"""DeepSpeed's defaults of stages 1 and 2; in stage 3 the first is on, and the second not there."""
 STAGE_3_ONLY = ("sub_group_size", "prefetch_", "param_persistence_", "max_live_", "max_reuse_")
 
 
@@ -226,24 +226,28 @@ def take_offload(draft: Draft, keys: Keys, stage: int) -> None:
 
 
 def take_buckets(draft: Draft, keys: Keys, stage: int) -> None:
-    """Compared with what the stack is known with: no field of a job tells them."""
+    """What a file leaves out is DeepSpeed's default, also where the stack's users start from another file."""
     stack = str(draft.fields.get("stack", DEFAULT_STACK))
-    file = STACKS[stack].deepspeed.get(stage, {}) if stack in STACKS else {}
-    for key, (other, default) in BUCKETS.items():
-        name = next((f"zero_optimization.{each}" for each in (key, other) if keys.has(f"zero_optimization.{each}")), "")
-        if stage < 3 and other.startswith(STAGE_3_ONLY):
-            keys.get(f"zero_optimization.{key}", f"zero_optimization.{other}")
-        elif name:
-            value = keys.get(f"zero_optimization.{key}", f"zero_optimization.{other}")
-            taken = "auto" if file.get("auto") and other in FILLED_IN else file.get(other, default)
-            if value is not None and (whole(value) if word(value) != "auto" else "auto") != taken:
-                draft.not_modelled(keys, name, f"taken is {taken}, in elements")
-    overlaps = switch(keys.get("zero_optimization.overlap_comm"))
-    if overlaps is not None and overlaps != bool(file.get("overlap_comm", stage == 3)):
-        draft.not_modelled(keys, "zero_optimization.overlap_comm", f"taken is {str(not overlaps).lower()}")
-    deals = switch(keys.get("zero_optimization.round_robin_gradients"))
-    if stage == 2 and deals is not None and deals != bool(file.get("round_robin_gradients")):
-        draft.not_modelled(keys, "zero_optimization.round_robin_gradients", f"taken is {str(not deals).lower()}")
+    others = STACKS[stack].deepspeed.get(stage, {}) if stack in STACKS else {}
+    for key, (field, default) in BUCKETS.items():
+        names = tuple(f"zero_optimization.{each}" for each in dict.fromkeys((key, field)))
+        value = keys.get(*names)
+        if stage < 3 and field.startswith(STAGE_3_ONLY):
+            keys.ignore(*names)
+        elif value is not None:
+            count = whole(value)
+            draft.put(f"parallel.{field}", value if count is None else count, keys, *names)
+        elif field in others or "auto" in others:
+            draft.assume(f"parallel.{field}", default, f"DeepSpeed {RELEASE}")
+    for field, default in SWITCHES.items():
+        name = f"zero_optimization.{field}"
+        value = keys.get(name)
+        if stage == 3 and field == "round_robin_gradients":
+            keys.ignore(name)
+        elif value is not None:
+            draft.put(f"parallel.{field}", value, keys, name)
+        elif field in others:
+            draft.assume(f"parallel.{field}", default or stage == 3, f"DeepSpeed {RELEASE}")
     for leaf, why in (
         ("contiguous_gradients", "gradients are not gathered in buckets"),
         ("reduce_scatter", "gradients are summed whole on every card"),

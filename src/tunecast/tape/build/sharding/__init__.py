@@ -16,8 +16,9 @@ sequence.py    A sequence over ranks: torch's context parallelism, and DeepSpeed
 shards.py      a parameter in two forms: the part this rank keeps, and the whole that comes and goes
 tensor.py      tensor parallelism on paper
 unit.py        one unit of FSDP2
-zero.py        how large DeepSpeed's buckets are; ZeRO-1 and ZeRO-2 on paper
+zero.py        DeepSpeed's ZeRO-1 and ZeRO-2 on paper
 zero3.py       DeepSpeed's ZeRO-3 on paper: weights too are cut, and come whole when a module runs
+zero_sizes.py  how large DeepSpeed's buckets are
 
 The seam. A stack's `train` asks for the job's scheme and goes on as before; parameters are then this rank's parts, and
 optimizer, clipping and accumulation follow from that. No stack divides by the number of ranks.

@@ -148,18 +148,20 @@ class FetchedWeights(Zero):
 
         object.__setattr__(module, "forward", run)
 
-    def watch(self, module: Module) -> None:
+    def watch(self, module: Module, around: Module | None = None) -> None:
+        """Or one around it, which hands on what it is called with."""
         forward: Callable[..., Any] = module.forward
+        runs = around or module
 
         def run(*args: Any, **kwargs: Any) -> Any:
-            self.fetch(module, in_forward=True)
-            args = self.watched_inputs(module, args)
+            self.fetch(runs, in_forward=True)
+            args = self.watched_inputs(runs, args)
             output = forward(*args, **kwargs)
-            self.release(module, in_forward=True)
+            self.release(runs, in_forward=True)
             if self.machine.grad_enabled:
                 for tensor in tensors_in(output):
                     if tensor.requires_grad:
-                        node = before_gradient_of(tensor, lambda: self.fetch(module, in_forward=False))
+                        node = before_gradient_of(tensor, lambda: self.fetch(runs, in_forward=False))
                         node.before = (*node.before[-1:], *node.before[:-1])  # who gives another's result begins first
                         if isinstance(node, Leaf):
                             self.hooked.append(node)
@@ -182,14 +184,19 @@ class FetchedWeights(Zero):
         forward: Callable[..., Any] = following.forward
 
         def run(*args: Any, **kwargs: Any) -> Any:
-            if not cut.is_there and id(cut) not in self.under_way:
-                own = self.own(reader)
-                if cut not in own:
-                    own.append(cut)
-                self.gather_here([cut])
+            self.read_by(reader, cut.whole)
             return forward(*args, **kwargs)
 
         object.__setattr__(following, "forward", run)
+
+    def read_by(self, reader: Module, weight: Tensor) -> Tensor:
+        cut = self.cuts[id(weight)]
+        if not cut.is_there and id(cut) not in self.under_way:
+            own = self.own(reader)
+            if cut not in own:
+                own.append(cut)
+            self.gather_here([cut])
+        return weight
 
     def gather_here(self, cuts: Sequence[Cut]) -> None:
         """`Parameter.all_gather`: on the stream at hand, at once. Of several, all parts are on the card first."""

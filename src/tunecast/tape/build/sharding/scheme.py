@@ -104,6 +104,10 @@ class Scheme:
         """A weight that is read outside of the module that has it."""
         return weight
 
+    def read_by(self, reader: Any, weight: Tensor) -> Tensor:
+        """The same, where it is read in the forward pass of a module that is not its own."""
+        return weight
+
     def summed_over_ranks(self, count: Tensor) -> Tensor:
         """A number of this rank's rows as that of all (`average_tokens_across_devices`: gathered and summed)."""
         if self.ranks == 1:

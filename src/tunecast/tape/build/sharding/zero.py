@@ -1,13 +1,8 @@
-"""How large DeepSpeed's buckets are, by the file a stack's users start from. They are much of what ZeRO holds.
+"""DeepSpeed's ZeRO-1 and ZeRO-2 on paper: optimizer state, and from stage 2 on gradients, are cut; weights are whole.
 
-Of ZeRO-Infinity (`device: nvme`) its buffers in host memory, and what stays there (0.19.8, runtime/zero/
-offload_config.py and stage3.py, runtime/swap_tensor/*.py). Sizes are elements of one rank's part.
-
-DeepSpeed's ZeRO-1 and ZeRO-2 on paper: optimizer state, and from stage 2 on gradients, are cut; weights are whole.
-
-After DeepSpeed 0.19.8 (runtime/zero/stage_1_and_2.py), with those sizes, and held against its engine traced
-(tests/trace/test_deepspeed.py). What was not traced is told: ZeRO-Infinity, whose reads and writes are C++, and rows
-that ranks share.
+After DeepSpeed 0.19.8 (runtime/zero/stage_1_and_2.py), with the sizes of zero_sizes.py, and held against its engine
+traced (tests/trace/test_deepspeed.py). What was not traced is told: ZeRO-Infinity, whose reads and writes are C++,
+and rows that ranks share.
 
     weights       cast to the training dtype, then copied into one buffer a group of parameters (`bit16_groups_flat`)
     master        this rank's part of it in fp32 (`single_partition_of_fp32_groups`)
@@ -29,8 +24,7 @@ from typing import Any
 
 from tunecast.job.job import Job
 from tunecast.job.shardings import sharding_of
-from tunecast.job.stacks import STACKS, stack_of
-from tunecast.records import dataclass
+from tunecast.job.stacks import stack_of
 from tunecast.tape.build.dtypes import BFLOAT16, DTYPES, FLOAT16, FLOAT32, UINT8, Dtype
 from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.modules import Buffer
@@ -39,80 +33,9 @@ from tunecast.tape.build.quantized import Linear4bit, change_dtype
 from tunecast.tape.build.sharding.host import HOST_ASSUMED, HostOptimizer, is_on_host, on_card
 from tunecast.tape.build.sharding.scheme import Scheme, splits_rows
 from tunecast.tape.build.sharding.sequence import Ulysses
+from tunecast.tape.build.sharding.zero_sizes import settings_of
 from tunecast.tape.build.tensor import Tensor
 from tunecast.tape.op import FROM_HOST, MANY, TO_HOST, Role
-
-# ---------------------------------------------------------------------------------------------------------------- sizes
-
-
-MILLION = 10**6
-OPTIMIZER_BUFFERS = 4
-"""`buffer_count` of offload_optimizer: of float32, each as large as the largest sub-group."""
-PARAMETER_BUFFERS, PARAMETER_BUFFER_SIZE = 5, 100 * MILLION
-"""`buffer_count` and `buffer_size` of offload_param."""
-MAX_IN_CPU = 1000 * MILLION
-"""`max_in_cpu`: trained weights that stay in host memory beside drives."""
-MIN_AIO_BYTES = 1 << 20
-"""Smaller parts are not worth a file (swap_tensor/utils.py)."""
-
-
-@dataclass(frozen=True)
-class DeepSpeedSettings:
-    """Elements, named as in DeepSpeed's `zero_optimization`; the defaults are its own (0.19.8, runtime/zero/config.py),
-    which hold where accelerate is told `zero_stage` and no file."""
-
-    reduce_bucket_size: int = 500 * MILLION
-    prefetch_bucket_size: int = 50 * MILLION
-    max_live_parameters: int = 1000 * MILLION
-    max_reuse_distance: int = 1000 * MILLION
-    param_persistence_threshold: int = 100_000
-    sub_group_size: int = 1000 * MILLION
-    overlap_comm: bool | None = None
-    """Of stages 1 and 2: two buckets take turns; of stage 3, whose default it is: streams of their own."""
-    round_robin_gradients: bool = False
-    """Parameters are dealt out to ranks before they are cut."""
-    told: str = "DeepSpeed's own defaults"
-
-
-def settings_of(stack: str, stage: int, hidden: int) -> DeepSpeedSettings:
-    """ "auto" in a file is transformers' choice (integrations/deepspeed.py): by the square of the hidden size."""
-    declared = STACKS[stack]
-    file = declared.deepspeed.get(stage)
-    if file is None:
-        return DeepSpeedSettings()
-    values = {name: value for name, value in file.items() if name != "auto"}
-    if "auto" in file:
-        auto = {"reduce_bucket_size": hidden * hidden, "prefetch_bucket_size": int(0.9 * hidden * hidden)}
-        values = auto | {"param_persistence_threshold": 10 * hidden} | values
-    return DeepSpeedSettings(told=declared.deepspeed_file, **values)  # type: ignore[arg-type]
-
-
-def sub_groups(part_numels: Sequence[int], size: int) -> list[list[int]]:
-    """`_create_fp16_sub_groups`: elements of the parts in each group of masters that takes a step at once."""
-    groups: list[list[int]] = [[]]
-    for numel in part_numels:
-        if sum(groups[-1]) >= size:
-            groups.append([])
-        groups[-1].append(numel)
-    return [group for group in groups if group]
-
-
-def kept_in_memory(part_numels: Sequence[int], size: int) -> list[bool]:
-    """Of each trained parameter, whether it stays in host memory when the others go to drives: its whole sub-group has
-    room in `max_in_cpu` behind those before (`_create_param_groups_fp16_flat_cpu_memory`)."""
-    kept: list[bool] = []
-    behind = open_ = waiting = 0
-    for numel in part_numels:
-        open_, waiting = open_ + numel, waiting + 1
-        if open_ >= size:
-            behind += open_
-            kept += [behind <= MAX_IN_CPU] * waiting
-            open_ = waiting = 0
-    return kept + [behind + open_ <= MAX_IN_CPU] * waiting
-
-
-# ---------------------------------------------------------------------------- what the stages share, and stages 1 and 2
-
 
 FOLLOWS_SOURCE = "DeepSpeed's lifetimes with {} follow its source (0.19.8), not a trace"
 SIZES_TAKEN = "ZeRO's buckets are those of {}"
@@ -154,7 +77,7 @@ class Zero(Scheme):
     def begin(self, model: Any) -> None:
         """`module.bfloat16()`, before anything is on the card."""
         stage, hidden = int(self.job.parallel.data[-1]), model.input_embedding().weight.shape[1]
-        self.settings = settings_of(self.job.stack, stage, hidden)
+        self.settings = settings_of(self.job, stage, hidden)
         self.machine.assumptions[SIZES_TAKEN.format(self.settings.told)] = None
         if self.sequence is not None:
             self.sequence.wrap(model)

@@ -1,8 +1,8 @@
 """DeepSpeed's ZeRO-3 on paper: weights too are cut, and come whole when a module runs.
 
 After DeepSpeed 0.19.8 (runtime/zero/stage3.py, parameter_offload.py, partitioned_param_coordinator.py,
-partition_parameters.py, linear.py), with the sizes of zero.py. A parameter is cut as one row of numbers, padded; a
-rank's parts are all in one buffer.
+partition_parameters.py, linear.py), with the sizes of zero_sizes.py. A parameter is cut as one row of numbers, padded;
+a rank's parts are all in one buffer.
 
     fetched    when its module runs, in both passes: gathered into a buffer; where several travel together, each is then
                copied out of it, and the buffer stays until the last of them has been asked for
@@ -36,13 +36,14 @@ from tunecast.tape.build.adapters import LoraLinear
 from tunecast.tape.build.dtypes import BOOL, FLOAT16, FLOAT32, Dtype
 from tunecast.tape.build.event_log import HOST
 from tunecast.tape.build.machine import Machine
-from tunecast.tape.build.modules import Buffer
+from tunecast.tape.build.modules import Buffer, Module
 from tunecast.tape.build.optimizers import Optimizer
 from tunecast.tape.build.quantized import Linear4bit
 from tunecast.tape.build.sharding.accelerate import STORED
 from tunecast.tape.build.sharding.fetched import WHOLE_BLOCKS, Cut, FetchedWeights
 from tunecast.tape.build.sharding.host import HostOptimizer
-from tunecast.tape.build.sharding.zero import FLOAT64, MILLION, MIN_AIO_BYTES, kept_in_memory, sub_groups
+from tunecast.tape.build.sharding.zero import FLOAT64
+from tunecast.tape.build.sharding.zero_sizes import MILLION, MIN_AIO_BYTES, kept_in_memory, sub_groups
 from tunecast.tape.build.tensor import Tensor
 from tunecast.tape.op import FROM_HOST, FROM_NVME, MANY, TO_HOST, TO_NVME, Role
 
@@ -132,7 +133,7 @@ class Zero3(FetchedWeights):
         self.watch_all(model, model.model_type in WHOLE_BLOCKS)
         if self.job.method != "full":
             for _ in range(2):  # PEFT's model and its tuner are around it
-                self.watch(model)
+                self.watch(model, Module(self.machine))
             for module in model.modules():
                 if isinstance(module, LoraLinear):
                     self.read_before(module.lora_dropout, module, self.cuts[id(module.lora_A.weight)])
