@@ -21,7 +21,7 @@ from tunecast.tape.build.dtypes import BFLOAT16, BOOL, FLOAT16, FLOAT32, INT64
 from tunecast.tape.build.tensor import Tensor
 from tunecast.tape.symbols import ask, compute
 
-MODELS = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "gemma", "gemma2", "gemma3_text", "phi3", "olmo2")
+MODELS: Collection[str] = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "gemma", "gemma2", "gemma3_text", "phi3", "olmo2")
 NORMS = {"RMSNorm", "GemmaNorm", "OlmoNorm"}
 OWN_ROTATION = ("phi3", "olmo2")
 """Architectures whose rotation differs from Llama's; Liger's takes the place of both."""
@@ -35,9 +35,14 @@ def require_known(model_type: str, package: str = "Liger", models: Collection[st
         raise Unsupported.at("kernels", told)
 
 
-def apply(model: Any, model_type: str, parts: Collection[str]) -> None:
-    """What `_apply_liger_kernel_to_instance` does to a model that is loaded, with these of `LIGER_PARTS`."""
-    require_known(model_type)
+def apply(model: Any, model_type: str, parts: Collection[str], fuses_any_head: bool = False) -> None:
+    """What `_apply_liger_kernel_to_instance` does to a model that is loaded, with these of `LIGER_PARTS`.
+    `fuses_any_head`: a stack that fuses the head of models Liger does not know."""
+    if model_type not in MODELS:
+        from tunecast.tape.build import liger_families  # few jobs need it
+
+        liger_families.apply(model, model_type, parts, fuses_any_head)
+        return
     rope, norms, mlps = (name in parts for name in ("liger_rope", "liger_rms_norm", "liger_glu"))
     if rope:
         model.machine.use_rotary(rotary)
@@ -87,7 +92,7 @@ def fused_mlp_forward(self: Any, x: Tensor) -> Tensor:
 
 def causal_lm_forward(self: Any, input_ids: Tensor, attention_mask: Tensor, labels: Tensor) -> Tensor:
     """`lce_forward`: the loss without logits."""
-    hidden_states = self.model(input_ids, attention_mask=attention_mask)
+    hidden_states = self.base()(input_ids, attention_mask=attention_mask)
     machine = self.machine
     batch, length = labels.shape
     shift_labels = labels
@@ -95,7 +100,7 @@ def causal_lm_forward(self: Any, input_ids: Tensor, attention_mask: Tensor, labe
         labels = machine.run("constant_pad_nd", (labels,), (batch, length + 1), INT64)
         shift_labels = labels[..., 1 : length + 1].contiguous()
     flat = hidden_states.view(-1, hidden_states.shape[-1])
-    return linear_cross_entropy(flat, self.lm_head.weight, shift_labels.view(-1))
+    return linear_cross_entropy(flat, self.output_embedding().weight, shift_labels.view(-1))
 
 
 # ------------------------------------------------------------------------------------------------------- functions

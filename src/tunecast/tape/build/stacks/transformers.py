@@ -170,7 +170,7 @@ def load(
     model.tie()
     parts = liger_parts(job)
     if parts and "foak" not in job.kernels:  # foak has its own
-        part("liger").apply(model, text["model_type"], parts)
+        part("liger").apply(model, text["model_type"], parts, stack_of(job).fuses_any_head)
     if CUT_HEAD in job.kernels:
         part("cut_head").apply(model)
     if LORA_TRITON in job.kernels:
