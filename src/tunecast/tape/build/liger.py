@@ -21,7 +21,8 @@ from tunecast.tape.build.dtypes import BFLOAT16, BOOL, FLOAT16, FLOAT32, INT64
 from tunecast.tape.build.tensor import Tensor
 from tunecast.tape.symbols import ask, compute
 
-MODELS: Collection[str] = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "gemma", "gemma2", "gemma3_text", "phi3", "olmo2")
+MODELS = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "gemma", "gemma2", "gemma3_text", "phi3", "olmo2")
+"""Whose traces were compared; of others see liger_kin.py."""
 NORMS = {"RMSNorm", "GemmaNorm", "OlmoNorm"}
 OWN_ROTATION = ("phi3", "olmo2")
 """Architectures whose rotation differs from Llama's; Liger's takes the place of both."""
@@ -39,9 +40,9 @@ def apply(model: Any, model_type: str, parts: Collection[str], fuses_any_head: b
     """What `_apply_liger_kernel_to_instance` does to a model that is loaded, with these of `LIGER_PARTS`.
     `fuses_any_head`: a stack that fuses the head of models Liger does not know."""
     if model_type not in MODELS:
-        from tunecast.tape.build import liger_families  # few jobs need it
+        from tunecast.tape.build import liger_kin  # few jobs need it
 
-        liger_families.apply(model, model_type, parts, fuses_any_head)
+        liger_kin.apply(model, model_type, parts, fuses_any_head)
         return
     rope, norms, mlps = (name in parts for name in ("liger_rope", "liger_rms_norm", "liger_glu"))
     if rope:
