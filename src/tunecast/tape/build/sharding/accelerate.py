@@ -137,13 +137,14 @@ def store_as_floats(sharder: FullyShard, model: Any) -> None:
     scales are on every rank."""
     machine = sharder.machine
     machine.assumptions[STORED] = None
+    dtype = machine.weights_dtype
     for module in model.modules():
-        if isinstance(module, Linear4bit):
-            packed = module.weight
-            dtype = machine.weights_dtype
+        states = [module.state] if isinstance(module, Linear4bit) else getattr(module, "packed", {}).values()
+        for state in states:
+            packed = state.packed
             packed.shape, packed.dtype = (packed.numel() // dtype.itemsize, 1), dtype
-            sharder.also.append((packed, (module.state, "packed")))
-            for tensor in module.state.tensors():
+            sharder.also.append((packed, (state, "packed")))
+            for tensor in state.tensors():
                 tensor.storage = on_card(tensor).storage
 
 
