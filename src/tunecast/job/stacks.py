@@ -100,6 +100,9 @@ class Stack:
     # what its program does
     compiles_always: bool = False
     """Parts of it, whatever the job says."""
+    shards_layers_alone: bool = False
+    """FSDP 2's units are layers and adapters; all else is the outermost's, whole from the first layer to the loss
+    (axolotl/monkeypatch/accelerate/fsdp2.py, `fsdp2_prepare_model`)."""
     fuses_any_head: bool = False
     """Liger's head and loss for models that Liger does not know (axolotl/integrations/liger/models/base.py)."""
     labelled_only: bool = False
@@ -145,10 +148,12 @@ _AXOLOTL = Stack(
     },
     deepspeed_file="Axolotl's deepspeed_configs",
     fuses_any_head=True,
+    shards_layers_alone=True,
 )
 _LLAMA_FACTORY = replace(
     _AXOLOTL,
     fuses_any_head=False,
+    shards_layers_alone=False,
     name="llama-factory",  # reentrant: llamafactory/hparams/model_args.py, `use_reentrant_gc`
     # loads in bfloat16, and casts what is trained to float32 unless pure_bf16
     weights_dtype=lambda job: "float32" if job.method == "full" else "bfloat16",

@@ -170,6 +170,8 @@ def _kernels(job: Job) -> str | None:
     if "foak" in job.kernels:
         return "got foak, which is known with parallel.fsdp_version 1 or on replicas (ddp)"
     head = CUT_HEAD if CUT_HEAD in job.kernels else "liger" if FUSED_HEAD in liger_parts(job) else None
+    if is_sharded(job) and stack_of(job).shards_layers_alone:  # the head is the outermost unit's, which is whole then
+        return None
     if head is not None and job.method != "full":
         return f"got {head} with adapters on cut weights: its head reads a weight nobody gathers; allowed: none"
     return None

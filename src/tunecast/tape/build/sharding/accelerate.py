@@ -28,6 +28,8 @@ from typing import Any
 from tunecast.errors import Unsupported
 from tunecast.job.job import Job
 from tunecast.job.shardings import sharding_of
+from tunecast.job.stacks import stack_of
+from tunecast.tape.build.adapters import LoraLinear
 from tunecast.tape.build.dtypes import DTYPES, FLOAT32
 from tunecast.tape.build.gptq import LinearGPTQ
 from tunecast.tape.build.machine import Machine
@@ -85,6 +87,9 @@ class AccelerateFsdp2(Scheme):
                     if parameter.requires_grad and parameter.dtype != FLOAT32:
                         change_dtype(parameter, FLOAT32)
         reshards = self.job.parallel.reshard_after_forward
+        if stack_of(self.job).shards_layers_alone:
+            self.shard_layers(model, reshards)
+            return
         for layer in model.layers():
             sharder.shard([layer], reshards)
         embedding, head = model.input_embedding(), model.output_embedding()
@@ -95,6 +100,16 @@ class AccelerateFsdp2(Scheme):
         tail = [module for module in (norm, embedding if tied else None, head) if module is not None]
         sharder.shard(tail, reshards=False)
         sharder.shard_root(model)
+
+    def shard_layers(self, model: Any, reshards: bool) -> None:
+        """Each matrix of an adapter is a unit of its own (`_process_lora_module_for_fsdp`)."""
+        for layer in model.layers():
+            for module in layer.modules():
+                if isinstance(module, LoraLinear):
+                    self.sharder.shard([module.lora_A], reshards)
+                    self.sharder.shard([module.lora_B], reshards)
+            self.sharder.shard([layer], reshards)
+        self.sharder.shard_root(model)
 
     def run(self, model: Any, forward: Callable[..., Any], *args: Any) -> Any:
         root = self.sharder.root
