@@ -149,11 +149,13 @@ _AXOLOTL = Stack(
     deepspeed_file="Axolotl's deepspeed_configs",
     fuses_any_head=True,
     shards_layers_alone=True,
+    offloads_activations=True,
 )
 _LLAMA_FACTORY = replace(
     _AXOLOTL,
     fuses_any_head=False,
     shards_layers_alone=False,
+    offloads_activations=False,
     name="llama-factory",  # reentrant: llamafactory/hparams/model_args.py, `use_reentrant_gc`
     # loads in bfloat16, and casts what is trained to float32 unless pure_bf16
     weights_dtype=lambda job: "float32" if job.method == "full" else "bfloat16",
