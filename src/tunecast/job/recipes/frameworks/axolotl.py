@@ -136,7 +136,6 @@ REPORTED: Mapping[str, str] = {
     "peft.loftq_config.loftq_bits": "adapters start from the error of quantisation",
     "unfrozen_parameters": "only these weights are trained",
     "relora": "adapters are merged and begun anew while it trains",
-    "quantize_moe_experts": "experts' weights are quantised too",
     "llama4_linearized_experts": "experts are layers of their own",
     "nvfp4_merge_aware": "the base's weights are in 4 bits of NVIDIA's format",
     "use_scattermoe": "kernels of experts' layers",
@@ -359,6 +358,8 @@ def take_method(draft: Draft, keys: Keys) -> None:
         draft.put("quantization.format", "gptq", keys, "gptq")
     elif is_on(four):
         draft.not_modelled(keys, "load_in_4bit", "with adapter lora Axolotl loads 16 bits; taken are these")
+    if is_on(keys.get("quantize_moe_experts")) and draft.fields.get("quantization.format") in ("nf4", "fp4", "int8"):
+        draft.put("quantization.experts", True, keys, "quantize_moe_experts")
     if is_quantised:
         # `_convert_embedding_modules_dtype` undoes what prepare_model_for_kbit_training cast
         draft.assume("quantization.prepare_kbit", False)
@@ -462,7 +463,9 @@ def take_checkpointing(draft: Draft, keys: Keys) -> None:
         draft.put("gradient_checkpointing", True if name else given, keys, "gradient_checkpointing")
     assume_default(draft, "gradient_checkpointing")
     if name:
-        draft.not_modelled(keys, name, "activations wait in host memory; taken is that they stay on the card")
+        draft.put("offload_activations", True, keys, name)
+        if "disk" in word(keys.get(name)):
+            draft.not_modelled(keys, name, "activations wait on a drive; taken is that they wait in host memory")
     if not draft.fields["gradient_checkpointing"]:
         keys.ignore("gradient_checkpointing_kwargs")
         return

@@ -12,8 +12,7 @@ unit's weights come to the card when it is made, whole, and leave a part there. 
 fp32 and everything is gathered and summed in the low precision; autocast stays on. Quantised weights are packed into
 the dtype of the others (`bnb_4bit_quant_storage`), which a flat parameter needs; their scales are whole on each rank.
 
-Fixed    use_orig_params true, as `accelerate launch` and the Trainer have it; backward_prefetch BACKWARD_PRE, as
-         `accelerate config` writes it.
+Fixed    backward_prefetch BACKWARD_PRE, as `accelerate config` writes it.
 Source   accelerate 1.0.1 and 1.15.0, accelerator.py, utils/dataclasses.py; peft 0.13.2, utils/other.py; transformers
          4.48.1, trainer.py, `_fsdp_qlora_plugin_updates`; fms_acceleration_foak 0.6.0, utils.py,
          `lora_adapters_switch_ddp_from_fsdp`; fms_acceleration_peft 0.3.5, autogptq_utils.py.
@@ -185,7 +184,7 @@ class AccelerateFsdp1(FlatScheme):
         usual = job.hardware.nodes if sharding_of(job).replicates_machines else 1
         replicas = job.parallel.replicate or usual
         self.options = Options(
-            self.ranks // replicas, dtype, reduce_dtype, dtype, use_orig_params=True, upcast=True,
+            self.ranks // replicas, dtype, reduce_dtype, dtype, use_orig_params=job.parallel.use_orig_params, upcast=True,
             inside_checkpoint=machine.era.layers_by_position, on_host=job.parallel.offload == "parameters",
             reshard_after_forward=job.parallel.reshard_after_forward, replicas=replicas,
         )  # fmt: skip
