@@ -3,6 +3,10 @@
 automodel.py           NVIDIA's NeMo Automodel: one YAML a training, whose `recipe` and `_target_` are names of
                        classes
 axolotl.py             Axolotl's YAML
+axolotl_cards.py       How Axolotl shares a job among cards, and which kernels it puts in
+axolotl_keys.py        What Axolotl's keys are: their defaults, those that move nothing, those that no field tells, and
+                       words in them
+axolotl_run.py         How long Axolotl trains, how often it saves and evaluates
 llama_factory.py       LLaMA-Factory's YAML and JSON: `llamafactory-cli train x.yaml key=value`
 ms_swift.py            ms-swift: `swift sft`, `swift pt` and `swift rlhf` with transformers' Trainer, `megatron sft`
                        with Megatron Core

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from tunecast.tape.build.dtypes import FLOAT16, FLOAT32, INT8
 from tunecast.tape.build.experts import Experts
-from tunecast.tape.build.quantized import QuantState, Quantizer, kept, made
+from tunecast.tape.build.quantized import Quantizer, QuantState, kept, made
 from tunecast.tape.build.tensor import Tensor
 
 READ = "experts in 4 or 8 bits (quantize_moe_experts) follow Axolotl's source and were not traced"

@@ -184,8 +184,8 @@ class AccelerateFsdp1(FlatScheme):
         usual = job.hardware.nodes if sharding_of(job).replicates_machines else 1
         replicas = job.parallel.replicate or usual
         self.options = Options(
-            self.ranks // replicas, dtype, reduce_dtype, dtype, use_orig_params=job.parallel.use_orig_params, upcast=True,
-            inside_checkpoint=machine.era.layers_by_position, on_host=job.parallel.offload == "parameters",
+            self.ranks // replicas, dtype, reduce_dtype, dtype, use_orig_params=job.parallel.use_orig_params,
+            upcast=True, inside_checkpoint=machine.era.layers_by_position, on_host=job.parallel.offload == "parameters",
             reshard_after_forward=job.parallel.reshard_after_forward, replicas=replicas,
         )  # fmt: skip
         machine.assumptions[PREFETCHES] = None
