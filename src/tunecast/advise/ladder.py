@@ -11,11 +11,13 @@ from enum import IntEnum
 
 from tunecast.job.job import Job
 from tunecast.job.kernels import chosen_kernels, liger_parts
+from tunecast.job.model import resolve_model
 from tunecast.job.names import BITSANDBYTES
 from tunecast.job.optimizers import optimizer_of
 from tunecast.job.shardings import REPLICATED, SHARDED, SHARDINGS, sharding_of
 from tunecast.job.stacks import stack_of
 from tunecast.records import NamedTuple
+from tunecast.tape.build.liger import MODELS
 
 Overrides = Mapping[str, object]
 
@@ -116,7 +118,7 @@ def _where(condition: Callable[[Job], bool], overrides: Overrides) -> Callable[[
 
 
 def _liger(job: Job) -> Iterator[Overrides]:
-    if not liger_parts(job):
+    if not liger_parts(job) and resolve_model(job.model).model_type in MODELS:
         yield {"kernels": [*job.kernels, "liger"]}
 
 

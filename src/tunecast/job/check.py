@@ -112,6 +112,13 @@ def double_quant_is_four_bit(double: bool, packed: str | None) -> str | None:
     return f"got true with format {packed}, whose scales stay as they are; allowed: with nf4 or fp4; nearest: false"
 
 
+@rule("quantization.experts", "quantization.format")
+def experts_of_bitsandbytes(experts: bool, packed: str | None) -> str | None:
+    if not experts or packed in BITSANDBYTES:
+        return None
+    return f"got true with format {packed}; allowed: with {', '.join(BITSANDBYTES)}; nearest: false"
+
+
 @rule("lora.dora", "quantization.format")
 def packed_weights_take_plain_adapters(dora: bool, packed: str | None) -> str | None:
     """peft/tuners/lora/gptq.py: "GPTQLoraLinear does not support DoRA yet, please set it to False", and awq.py the

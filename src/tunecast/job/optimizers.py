@@ -60,6 +60,16 @@ class OptimizerKind:
         """Its state is in CUDA's managed memory."""
         return bool(self.steps.get("paged"))
 
+    @property
+    def is_bitsandbytes(self) -> bool:
+        return self.runs.startswith("bitsandbytes.")
+
+    @property
+    def steps_by_value(self) -> bool:
+        """A rank's part of a weight is to it what a weight is: it goes value by value, or block by block. What projects
+        weights, makes them orthogonal or steps while gradients come needs whole ones."""
+        return bool(self.paper) and not (self.projection or self.in_backward or self.spares_ends)
+
 
 def _bnb(name: str, runs: str, paper: str = "Blockwise", **steps: Any) -> OptimizerKind:
     return OptimizerKind(name, f"blockwise:{paper}", f"bitsandbytes.optim:{runs}", steps=steps)

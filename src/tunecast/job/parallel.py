@@ -26,6 +26,12 @@ class Parallel(Section):
         "with fsdp: 1 for flat parameters, 2 for fully_shard; null: the Trainer's, 1 before transformers 5 and 2 since",
         within=(1, 2),
     )
+    use_orig_params: bool = field(
+        True,
+        OURS,
+        "with fsdp_version 1: the optimizer sees the model's own parameters; false: flat ones, a unit each",
+        aka="fsdp_use_orig_params",
+    )
     reduce_dtype: str | None = field(
         None,
         OURS,

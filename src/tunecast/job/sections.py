@@ -73,6 +73,13 @@ class Quantization(Section):
         "quantise the scales too (nf4 and fp4)",
         aka="bnb_4bit_use_double_quant use_bnb_nested_quant",
     )
+    experts: bool = field(
+        False,
+        Origin("transformers", "integrations/bitsandbytes.py replaces linear layers alone"),
+        "quantise the stacked weights of experts too, which bitsandbytes leaves as they are (nf4, fp4 and int8; "
+        "Axolotl's quantize_moe_experts)",
+        aka="quantize_moe_experts",
+    )
     prepare_kbit: bool = field(
         True,
         Origin(

@@ -111,6 +111,11 @@ class Stack:
     # what its program does
     compiles_always: bool = False
     """Parts of it, whatever the job says."""
+    shards_layers_alone: bool = False
+    """FSDP 2's units are layers and adapters; all else is the outermost's, whole from the first layer to the loss
+    (axolotl/monkeypatch/accelerate/fsdp2.py, `fsdp2_prepare_model`)."""
+    fuses_any_head: bool = False
+    """Liger's head and loss for models that Liger does not know (axolotl/integrations/liger/models/base.py)."""
     labelled_only: bool = False
     """The loss takes labelled tokens alone (tape/build/chunked.py)."""
     counts_ends: bool = False
@@ -153,9 +158,15 @@ _AXOLOTL = Stack(
         3: {"auto": True, "max_live_parameters": 0, "max_reuse_distance": 0, "sub_group_size": 0},
     },
     deepspeed_file="Axolotl's deepspeed_configs",
+    fuses_any_head=True,
+    shards_layers_alone=True,
+    offloads_activations=True,
 )
 _LLAMA_FACTORY = replace(
     _AXOLOTL,
+    fuses_any_head=False,
+    shards_layers_alone=False,
+    offloads_activations=False,
     name="llama-factory",  # reentrant: llamafactory/hparams/model_args.py, `use_reentrant_gc`
     # loads in bfloat16, and casts what is trained to float32 unless pure_bf16
     weights_dtype=lambda job: "float32" if job.method == "full" else "bfloat16",

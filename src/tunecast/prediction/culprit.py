@@ -16,7 +16,6 @@ from typing import Any
 
 from tunecast.errors import NotResolved, TunecastError, Unsupported
 from tunecast.job.job import Job
-from tunecast.job.kernels import liger_parts
 from tunecast.job.knob import shown
 from tunecast.job.model import BUNDLED, ModelConfig, model_config
 from tunecast.job.registry import bundled_config, bundled_names
@@ -60,9 +59,8 @@ def require_architecture(job: Job, model: ModelConfig) -> None:
         if build(model) is None:
             told = f"{model.source}: model_type: got {shown(model.model_type)}, which the closed form does not know"
             raise Unsupported(f"{told} of {job.stack}. To fix: trace your own script, `tunecast trace`", field="model")
-    package = "foak" if "foak" in job.kernels else "liger" if liger_parts(job) else None
-    if package is not None:  # foak has Liger's loss of its own
-        import_module(f"tunecast.tape.build.{package}").require_known(model.model_type)
+    if "foak" in job.kernels:
+        import_module("tunecast.tape.build.foak").require_known(model.model_type)
 
 
 def _culprit(model: ModelConfig, predict: Callable[[ModelConfig], object], error: Exception) -> NotResolved | None:

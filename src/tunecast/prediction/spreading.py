@@ -121,16 +121,27 @@ def _offload(job: Job) -> str | None:
 
 
 def _optimizer(job: Job) -> str | None:
+    """What steps by value steps on any part; Muon on FSDP 2's, whose matrices it gathers (axolotl's validation.py,
+    `check_muon_deepspeed_fsdp`)."""
     kind = optimizer_of(job)
-    if is_sharded(job) and not kind.on_shards:
-        known = ", ".join(name for name, each in OPTIMIZERS.items() if each.on_shards)
-        return f"got {kind.name}, which is not known on FSDP's shards; allowed: {known}"
-    if is_flat(job) and not kind.on_partitions:
-        known = ", ".join(name for name, each in OPTIMIZERS.items() if each.on_partitions)
-        return f"got {kind.name}, which is not known on ZeRO's partitions; allowed: {known}"
+    on_shards, on_partitions = is_sharded(job), is_flat(job)
+    if on_shards and not has_flat_parameters(job):
+        if kind.is_bitsandbytes:
+            instead = "adamw_torch_8bit, adamw_torch_4bit or adamw_torch_fused; or parallel.fsdp_version: 1"
+            return f"got {kind.name}, whose kernels in bitsandbytes take none of FSDP 2's shards; allowed: {instead}"
+        if not (kind.on_shards or kind.steps_by_value or kind.spares_ends):
+            return f"got {kind.name}, which is not known on FSDP's shards; allowed: {_by_value()}"
+    elif on_shards and not (kind.on_shards or kind.steps_by_value):
+        return f"got {kind.name}, which is not known on FSDP 1's flat parameters; allowed: {_by_value()}"
+    if on_partitions and not (kind.on_partitions or kind.steps_by_value):
+        return f"got {kind.name}, which is not known on ZeRO's partitions; allowed: {_by_value()}"
     if job.hardware.cards > 1 and kind.in_backward:
         return f"got {job.optimizer}, which takes gradients before they are summed over cards; allowed: on one card"
     return None
+
+
+def _by_value() -> str:
+    return ", ".join(name for name, each in OPTIMIZERS.items() if each.on_shards and each.on_partitions)
 
 
 def _in_backward(job: Job) -> str | None:
@@ -160,6 +171,8 @@ def _kernels(job: Job) -> str | None:
         return "got foak, which is known with parallel.fsdp_version 1 or on replicas (ddp)"
     head = CUT_HEAD if CUT_HEAD in job.kernels else "liger" if FUSED_HEAD in liger_parts(job) else None
     gathers = sharding_of(job).is_zero and head == "liger"  # DeepSpeed does for whoever asks (`ZeROOrderedDict`)
+    if is_sharded(job) and stack_of(job).shards_layers_alone:  # the head is the outermost unit's, which is whole then
+        return None
     if head is not None and job.method != "full" and not gathers:
         return f"got {head} with adapters on cut weights: its head reads a weight nobody gathers; allowed: none"
     return None

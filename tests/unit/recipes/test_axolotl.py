@@ -209,7 +209,12 @@ class TestCheckpointing:
     )
     def test_offload_is_a_value(self, read: Any, text: str) -> None:
         recipe = read(text)
-        assert recipe.job["gradient_checkpointing"] is True and "host memory" in str(unread(recipe))
+        assert recipe.job["gradient_checkpointing"] is True and recipe.job["offload_activations"] is True
+        assert "host memory" not in str(unread(recipe))
+
+    def test_a_drive_is_taken_for_the_host(self, read: Any) -> None:
+        recipe = read("gradient_checkpointing: true\nactivation_offloading: disk")
+        assert recipe.job["offload_activations"] is True and "drive" in unread(recipe)["activation_offloading"]
 
 
 class TestRows:
@@ -420,3 +425,14 @@ class TestJunk:
                 read_job(str(file))
             except TunecastError as error:
                 assert "x.yaml" in str(error), (key, error)
+
+
+class TestExperts:
+    def test_quantised_with_the_rest(self, read: Any) -> None:
+        four = read("adapter: qlora\nload_in_4bit: true\nquantize_moe_experts: true\n")
+        assert field(four, "quantization.experts") is True and "quantize_moe_experts" not in unread(four)
+        eight = read(LORA + "load_in_8bit: true\nquantize_moe_experts: true\n")
+        assert field(eight, "quantization.experts") is True and field(eight, "quantization.format") == "int8"
+
+    def test_not_where_nothing_is(self, read: Any) -> None:
+        assert field(read(LORA + "quantize_moe_experts: true\n"), "quantization.experts") is None

@@ -30,6 +30,8 @@ job_runs.py            from a job to its run on the fullest card
 layer_rhythm.py        which layers of a model are alike
 layouts.py             how the tensors of an operation lie in memory beside each other
 liger.py               Liger's kernels on paper (liger-kernel 0.8.5)
+liger_kin.py           What Liger has for architectures beyond those whose traces were compared (`liger.MODELS`), as
+                       its source says
 loads.py               the run of `from_pretrained` alone
 machine.py             the machine that runs a program on paper
 mamba_ssm.py           mamba-ssm on paper (2.3.2): convolution, scan, gated norm and projection of Mamba 2 as one

@@ -106,15 +106,20 @@ BALANCED = "tokens are taken to be spread evenly over a router's experts; a rank
 
 
 class Routed(Module):
-    """Its parameters may be adapted: then reading one computes it, once a call."""
+    """Its parameters may be adapted: then reading one computes it, once a call. They may be packed: then reading one
+    dequantises it (packed/experts.py)."""
 
     def __init__(self, machine: Machine) -> None:
         super().__init__(machine)
         self.computed: dict[str, Any] = {}
+        self.packed: dict[str, Any] = {}
 
     def __getattr__(self, name: str) -> Any:
         proxies = self.__dict__.get("computed", {})
         if name not in proxies:
+            states = self.__dict__.get("packed", {})
+            if name in states:
+                return states[name].dequantize()
             raise AttributeError(name)
         value = proxies[name]
         if not isinstance(value, Tensor):

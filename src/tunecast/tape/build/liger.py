@@ -22,6 +22,7 @@ from tunecast.tape.build.tensor import Tensor
 from tunecast.tape.symbols import ask, compute
 
 MODELS = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "gemma", "gemma2", "gemma3_text", "phi3", "olmo2")
+"""Whose traces were compared; of others see liger_kin.py."""
 NORMS = {"RMSNorm", "GemmaNorm", "OlmoNorm"}
 OWN_ROTATION = ("phi3", "olmo2")
 """Architectures whose rotation differs from Llama's; Liger's takes the place of both."""
@@ -35,9 +36,14 @@ def require_known(model_type: str, package: str = "Liger", models: Collection[st
         raise Unsupported.at("kernels", told)
 
 
-def apply(model: Any, model_type: str, parts: Collection[str]) -> None:
-    """What `_apply_liger_kernel_to_instance` does to a model that is loaded, with these of `LIGER_PARTS`."""
-    require_known(model_type)
+def apply(model: Any, model_type: str, parts: Collection[str], fuses_any_head: bool = False) -> None:
+    """What `_apply_liger_kernel_to_instance` does to a model that is loaded, with these of `LIGER_PARTS`.
+    `fuses_any_head`: a stack that fuses the head of models Liger does not know."""
+    if model_type not in MODELS:
+        from tunecast.tape.build import liger_kin  # few jobs need it
+
+        liger_kin.apply(model, model_type, parts, fuses_any_head)
+        return
     rope, norms, mlps = (name in parts for name in ("liger_rope", "liger_rms_norm", "liger_glu"))
     if rope:
         model.machine.use_rotary(rotary)
@@ -87,9 +93,9 @@ def fused_mlp_forward(self: Any, x: Tensor) -> Tensor:
 
 def causal_lm_forward(self: Any, input_ids: Tensor, attention_mask: Tensor, labels: Tensor) -> Tensor:
     """`lce_forward`: the loss without logits."""
-    hidden_states = self.model(input_ids, attention_mask=attention_mask)
+    hidden_states = self.base()(input_ids, attention_mask=attention_mask)
     machine = self.machine
-    weight = machine.scheme.read_by(self, self.lm_head.weight)
+    weight = machine.scheme.read_by(self, self.output_embedding().weight)
     batch, length = labels.shape
     shift_labels = labels
     if sequence_of(machine) is None:

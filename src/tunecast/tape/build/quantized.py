@@ -59,8 +59,18 @@ class Quantizer:
             if self.takes(child) and not child.fan_in_fan_out:
                 with child.machine.within(child.path):
                     setattr(module, name, self.quantized(child))
+            elif self.options.experts and hasattr(child, "packed"):
+                self.pack_experts(child)
             else:
                 self.replace_in(child)
+
+    def pack_experts(self, routed: Module) -> None:
+        """Routers stay as they are."""
+        from tunecast.tape.build.experts import Experts
+        from tunecast.tape.build.packed.experts import quantize  # few jobs need it
+
+        if isinstance(routed, Experts):
+            quantize(routed, self)
 
     def quantized(self, linear: Linear) -> Linear:
         machine = linear.machine

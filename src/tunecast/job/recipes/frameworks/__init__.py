@@ -5,6 +5,10 @@ automodel.py           NVIDIA's NeMo Automodel: one YAML a training, whose `reci
 automodel_parallel.py  How NeMo Automodel's YAML spreads a model over cards, and whose kernels run there:
                        `distributed`, `model.backend`, `loss_fn`
 axolotl.py             Axolotl's YAML
+axolotl_cards.py       How Axolotl shares a job among cards, and which kernels it puts in
+axolotl_keys.py        What Axolotl's keys are: their defaults, those that move nothing, those that no field tells,
+                       and words in them
+axolotl_run.py         How long Axolotl trains, how often it saves and evaluates
 litgpt.py              litgpt's YAML, of its config_hub or one's own
 llama_factory.py       LLaMA-Factory's YAML and JSON: `llamafactory-cli train x.yaml key=value`
 llama_factory_v1.py    LLaMA-Factory's v1 schema (USE_V1=1): a training loop of its own, whose parts are plugins

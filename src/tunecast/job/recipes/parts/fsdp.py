@@ -106,12 +106,15 @@ def take_loading(draft: Draft, of: FsdpKeys) -> None:
 
 
 def take_details(draft: Draft, of: FsdpKeys, version: int | None) -> None:
-    """FSDP 1 is known as `accelerate launch` runs it: original parameters, the next layer gathered ahead."""
+    """FSDP 1 is known as `accelerate launch` runs it: the next layer is gathered ahead."""
     policy, smallest = word(of.get("auto_wrap_policy")), whole(of.get("min_num_params"))
     if policy in ("size_based_wrap", "no_wrap") or (smallest and policy != "transformer_based_wrap"):
         leaf = "auto_wrap_policy" if policy else "min_num_params"
         draft.not_modelled(of.keys, of.written(leaf), "taken is a unit a decoder layer")
-    taken = {"use_orig_params": True, "limit_all_gathers": True, "forward_prefetch": False}
+    original = switch(of.get("use_orig_params"))
+    if version == 1 and original is not None:
+        draft.put("parallel.use_orig_params", original, of.keys, *of.names("use_orig_params"))
+    taken = {"limit_all_gathers": True, "forward_prefetch": False}
     for leaf, usual in taken.items():
         value = switch(of.get(leaf))
         if version == 1 and value is not None and value != usual:

@@ -253,6 +253,8 @@ class Decoder(decoder.Decoder):
 def chunked_mask(attention_mask: Tensor, inputs_embeds: Tensor, chunk: int) -> Any:
     """`create_chunked_causal_mask`: where chunks start depends on the padding to the left."""
     machine, shape = inputs_embeds.machine, attention_mask.shape
+    if machine.is_flash:  # flex attention's table of blocks is left out
+        return None
     attention_mask = machine.run("_to_copy", (attention_mask,), shape, BOOL)
     seen = machine.run("cumsum", (attention_mask,), shape, INT64, args=(attention_mask, -1))
     none = machine.run("zeros_like", (attention_mask,), shape, BOOL)
@@ -293,8 +295,9 @@ class CausalLM(decoder.CausalLM):
     }  # fmt: skip
 
     def __init__(self, machine: Machine, config: Config) -> None:
-        if machine.is_flash:
-            raise Unsupported.at("attention", "the closed form knows Llama 4 with sdpa and eager only")
+        if machine.is_flash and machine.attention != "flex_attention":
+            told = "transformers refuses it (Llama4ForCausalLM does not support Flash Attention 2 yet)"
+            raise Unsupported.at("attention", f"got {machine.attention}; {told}; allowed: sdpa, eager, flex_attention")
         super().__init__(machine, config)
 
     def layer_types(self, config: Config) -> Sequence[str]:

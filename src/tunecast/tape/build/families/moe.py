@@ -326,6 +326,10 @@ class GptOssLayer(decoder.Layer):
         return hidden_states
 
 
+SINKS = "attention of gpt-oss: what its kernel keeps for the sinks, a number a head, is left out"
+"""FlashAttention 3 with `s_aux` (kernels-community/vllm-flash-attn3), and flex attention's."""
+
+
 class GptOss(decoder.CausalLM):
     layer_class = GptOssLayer
     attention_class = GptOssAttention
@@ -342,7 +346,7 @@ class GptOss(decoder.CausalLM):
         if machine.attention == "sdpa":
             machine.use_eager_attention()  # there is no sdpa for sinks
         if machine.attention != "eager":
-            raise Unsupported.at("attention", "the closed form knows gpt-oss with eager attention only")
+            machine.guesses[SINKS] = None
         super().__init__(machine, config)
 
     def layer_types(self, config: Config) -> Sequence[str]:

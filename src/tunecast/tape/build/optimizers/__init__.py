@@ -17,6 +17,8 @@ from importlib import import_module
 from tunecast.errors import Unsupported, UsageError
 from tunecast.job.job import Job
 from tunecast.job.optimizers import OPTIMIZERS, OptimizerKind, optimizer_of
+from tunecast.job.shardings import sharding_of
+from tunecast.job.stacks import stack_of
 from tunecast.tape.build.dtypes import DTYPES, Shape
 from tunecast.tape.build.event_log import HOST
 from tunecast.tape.build.machine import Detail, Machine
@@ -35,6 +37,7 @@ def make_optimizer(
     those GaLore is for."""
     kind = optimizer_of(job)
     _class_of(kind)
+    guess_parts(job, kind, parameters[0].machine)
     if kind.projection and not linear:
         raise UsageError.at("optimizer", "this model has no linear layers a projection works on")
     if kind.layerwise and job.grad_accum > 1:
@@ -43,6 +46,25 @@ def make_optimizer(
     if kind.layerwise:
         return InBackward(parameters, lambda own: _make(kind, own, outer, linear))
     return _make(kind, parameters, outer, linear, **_precisions(job))
+
+
+ON_PARTS = "optimizer {}: a rank's part of a weight is taken for a weight of its size, which nobody compared"
+MUON_ON_PARTS = (
+    "optimizer muon on FSDP's shards: each rank is taken to work on its own rows; a matrix that is gathered whole for "
+    "its products is left out"
+)
+
+
+def guess_parts(job: Job, kind: OptimizerKind, machine: Machine) -> None:
+    """Of optimizers that were traced on whole weights alone, where accelerate cuts them."""
+    sharding = sharding_of(job)
+    if not stack_of(job).uses_accelerate:
+        return
+    is_cut = sharding.is_fsdp and job.hardware.gpus * job.hardware.nodes > 1
+    if kind.spares_ends and is_cut:
+        machine.guesses[MUON_ON_PARTS] = None
+    elif (is_cut and not kind.on_shards) or (sharding.is_zero and not kind.on_partitions):
+        machine.guesses[ON_PARTS.format(kind.name)] = None
 
 
 def _precisions(job: Job) -> dict[str, str]:

@@ -12,8 +12,7 @@ unit's weights come to the card when it is made, whole, and leave a part there. 
 fp32 and everything is gathered and summed in the low precision; autocast stays on. Quantised weights are packed into
 the dtype of the others (`bnb_4bit_quant_storage`), which a flat parameter needs; their scales are whole on each rank.
 
-Fixed    use_orig_params true, as `accelerate launch` and the Trainer have it; backward_prefetch BACKWARD_PRE, as
-         `accelerate config` writes it.
+Fixed    backward_prefetch BACKWARD_PRE, as `accelerate config` writes it.
 Source   accelerate 1.0.1 and 1.15.0, accelerator.py, utils/dataclasses.py; peft 0.13.2, utils/other.py; transformers
          4.48.1, trainer.py, `_fsdp_qlora_plugin_updates`; fms_acceleration_foak 0.6.0, utils.py,
          `lora_adapters_switch_ddp_from_fsdp`; fms_acceleration_peft 0.3.5, autogptq_utils.py.
@@ -28,6 +27,8 @@ from typing import Any
 from tunecast.errors import Unsupported
 from tunecast.job.job import Job
 from tunecast.job.shardings import sharding_of
+from tunecast.job.stacks import stack_of
+from tunecast.tape.build.adapters import LoraLinear
 from tunecast.tape.build.dtypes import DTYPES, FLOAT32
 from tunecast.tape.build.gptq import LinearGPTQ
 from tunecast.tape.build.machine import Machine
@@ -85,6 +86,9 @@ class AccelerateFsdp2(Scheme):
                     if parameter.requires_grad and parameter.dtype != FLOAT32:
                         change_dtype(parameter, FLOAT32)
         reshards = self.job.parallel.reshard_after_forward
+        if stack_of(self.job).shards_layers_alone:
+            self.shard_layers(model, reshards)
+            return
         for layer in model.layers():
             sharder.shard([layer], reshards)
         embedding, head = model.input_embedding(), model.output_embedding()
@@ -95,6 +99,16 @@ class AccelerateFsdp2(Scheme):
         tail = [module for module in (norm, embedding if tied else None, head) if module is not None]
         sharder.shard(tail, reshards=False)
         sharder.shard_root(model)
+
+    def shard_layers(self, model: Any, reshards: bool) -> None:
+        """Each matrix of an adapter is a unit of its own (`_process_lora_module_for_fsdp`)."""
+        for layer in model.layers():
+            for module in layer.modules():
+                if isinstance(module, LoraLinear):
+                    self.sharder.shard([module.lora_A], reshards)
+                    self.sharder.shard([module.lora_B], reshards)
+            self.sharder.shard([layer], reshards)
+        self.sharder.shard_root(model)
 
     def run(self, model: Any, forward: Callable[..., Any], *args: Any) -> Any:
         root = self.sharder.root
@@ -137,13 +151,14 @@ def store_as_floats(sharder: FullyShard, model: Any) -> None:
     scales are on every rank."""
     machine = sharder.machine
     machine.assumptions[STORED] = None
+    dtype = machine.weights_dtype
     for module in model.modules():
-        if isinstance(module, Linear4bit):
-            packed = module.weight
-            dtype = machine.weights_dtype
+        states = [module.state] if isinstance(module, Linear4bit) else getattr(module, "packed", {}).values()
+        for state in states:
+            packed = state.packed
             packed.shape, packed.dtype = (packed.numel() // dtype.itemsize, 1), dtype
-            sharder.also.append((packed, (module.state, "packed")))
-            for tensor in module.state.tensors():
+            sharder.also.append((packed, (state, "packed")))
+            for tensor in state.tensors():
                 tensor.storage = on_card(tensor).storage
 
 
@@ -169,8 +184,8 @@ class AccelerateFsdp1(FlatScheme):
         usual = job.hardware.nodes if sharding_of(job).replicates_machines else 1
         replicas = job.parallel.replicate or usual
         self.options = Options(
-            self.ranks // replicas, dtype, reduce_dtype, dtype, use_orig_params=True, upcast=True,
-            inside_checkpoint=machine.era.layers_by_position, on_host=job.parallel.offload == "parameters",
+            self.ranks // replicas, dtype, reduce_dtype, dtype, use_orig_params=job.parallel.use_orig_params,
+            upcast=True, inside_checkpoint=machine.era.layers_by_position, on_host=job.parallel.offload == "parameters",
             reshard_after_forward=job.parallel.reshard_after_forward, replicas=replicas,
         )  # fmt: skip
         machine.assumptions[PREFETCHES] = None

@@ -27,7 +27,11 @@ from tunecast.tape.op import PASS, Phase
 
 __all__ = ["REFUSES", "evaluate", "model", "scheme", "setup", "train"]
 
-REFUSES: Refusals = {**transformers.REFUSES, **leaves_out("compile", "optimizer_in_backward")}
+REFUSES: Refusals = {
+    **transformers.REFUSES,
+    **leaves_out("compile", "optimizer_in_backward"),
+    "offload_activations": lambda job: job.offload_activations and not stack_of(job).offloads_activations,
+}
 Batch = tuple[Tensor, ...]
 """Tokens, mask, labels, and what else a collator makes."""
 ComputeLoss = Callable[[Job, Any, Batch, Tensor], Tensor]
@@ -37,9 +41,16 @@ NUM_PROCESSES = 1
 TAKEN = "{stack} is taken to train as transformers' Trainer does with the same settings; what it patches is left out"
 
 
+OFFLOADED = (
+    "offload_activations: TRL's OffloadActivations is taken as torchtune's, which it descends from; nobody traced it "
+    "under the Trainer"
+)
+
+
 def setup(job: Job, given: Setup) -> Setup:
-    """What of the machine is the stack's own: the kind of checkpointing."""
-    own = job.checkpoint_reentrant
+    """What of the machine is the stack's own: the kind of checkpointing. Layers whose inputs leave are wrapped by
+    torch's checkpoint_wrapper (axolotl/core/trainers/mixins/activation_checkpointing.py, `ac_wrap_hf_model`)."""
+    own = False if job.offload_activations else job.checkpoint_reentrant
     return given._replace(reentrant=stack_of(job).reentrant if own is None else own)
 
 
@@ -47,8 +58,24 @@ def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: 
     """For stacks of which nothing but the Trainer is written down, and that is said."""
     model, parameters, optimizer = prepared(job, config, machine, in_trainer=True)
     machine.guesses[TAKEN.format(stack=job.stack)] = None
-    take_steps(job, model, parameters, optimizer, lengths, models_loss)
+    take_steps(job, model, parameters, optimizer, lengths, loss_function(job, model))
     machine.end()
+
+
+def loss_function(job: Job, model: Any) -> ComputeLoss:
+    """The model's own; what its forward pass saves waits in host memory, where the job says so."""
+    if not job.offload_activations:
+        return models_loss
+    from tunecast.tape.build.offload import Offload  # few jobs ask for it
+
+    model.machine.guesses[OFFLOADED] = None
+    offload = Offload(model.machine, list(model.parameters()))
+
+    def compute_loss(job: Job, model: Any, inputs: Batch, num_items_in_batch: Tensor) -> Tensor:
+        with offload.active():
+            return models_loss(job, model, inputs, num_items_in_batch)
+
+    return compute_loss
 
 
 def evaluate(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: Machine) -> None:

@@ -173,7 +173,7 @@ def load(
     model.tie()
     parts = liger_parts(job)
     if parts and "foak" not in job.kernels:  # foak has its own
-        part("liger").apply(model, text["model_type"], parts)
+        part("liger").apply(model, text["model_type"], parts, stack_of(job).fuses_any_head)
     if CUT_HEAD in job.kernels:
         part("cut_head").apply(model)
     if LORA_TRITON in job.kernels and not stack_of(job).matches_paths:
@@ -211,7 +211,8 @@ def guess_packing(packing: Packing, model: Any) -> None:
 def reads_checkpoint(job: Job) -> bool:
     """A job that lists its samples is a whole program on one card, which loads by `from_pretrained` onto it; of steps
     alone the model was made there."""
-    return job.data.has_lengths and ranks_of(job) == 1 and job.quantization.format not in MADE_ON_CARD
+    is_packed = job.quantization.format in MADE_ON_CARD or job.quantization.experts
+    return job.data.has_lengths and ranks_of(job) == 1 and not is_packed
 
 
 def with_room(config: Mapping[str, Any], longest: int) -> dict[str, Any]:

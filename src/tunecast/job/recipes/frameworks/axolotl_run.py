@@ -1,0 +1,89 @@
+"""How long Axolotl trains, how often it saves and evaluates."""
+
+from __future__ import annotations
+
+from tunecast.job.recipes.draft import Draft, Keys
+from tunecast.job.recipes.frameworks.axolotl_keys import NAME, RELEASE, assume_default, attention_packs, is_on
+from tunecast.job.recipes.values import number, switch, whole, word
+
+
+def take_run(draft: Draft, keys: Keys) -> None:
+    draft.take("data.epochs", keys, "num_epochs")
+    assume_default(draft, "data.epochs")
+    steps = keys.get("max_steps")
+    if steps is not None and whole(steps) not in (0, -1):
+        draft.put("run.max_steps", steps, keys, "max_steps")
+    epochs = number(draft.fields["data.epochs"]) or 1.0
+    take_saves(draft, keys, epochs)
+    take_evaluations(draft, keys, epochs)
+
+
+def take_saves(draft: Draft, keys: Keys, epochs: float) -> None:
+    """`normalize_config`: so many an epoch are a share of all steps; one share alone is the default, every epoch."""
+    steps, an_epoch = number(keys.get("save_steps")), number(keys.get("saves_per_epoch"))
+    strategy = keys.get("save_strategy")
+    if an_epoch and an_epoch * epochs > 1:
+        draft.put("run.save_strategy", "steps", keys, "saves_per_epoch")
+        draft.put("run.saves_per_epoch", an_epoch, keys, "saves_per_epoch")
+    elif steps:
+        draft.put("run.save_strategy", "steps", keys, "save_steps")
+        if steps < 1:
+            draft.put("run.saves_per_epoch", 1 / (steps * epochs), keys, "save_steps")
+        else:
+            draft.put("run.save_steps", keys.get("save_steps"), keys, "save_steps")
+    elif word(strategy) == "best":
+        draft.put("run.save_strategy", "epoch", keys, "save_strategy")
+        draft.not_modelled(keys, "save_strategy", "a checkpoint is written where an evaluation is the best so far")
+    elif strategy is not None:
+        draft.put("run.save_strategy", word(strategy) or strategy, keys, "save_strategy")
+    draft.assume("run.save_strategy", "epoch")
+    draft.take("run.save_total_limit", keys, "save_total_limit")
+    draft.assume("run.save_total_limit", 4)
+    draft.take("run.save_only_model", keys, "save_only_model")
+
+
+def take_evaluations(draft: Draft, keys: Keys, epochs: float) -> None:
+    held_back, sets = keys.get("val_set_size"), keys.document.get("test_datasets")
+    share = number(held_back) or 0.0
+    names = ("evals_per_epoch", "eval_steps", "eval_strategy", "evaluation_strategy")
+    steps, an_epoch = number(keys.get("eval_steps")), number(keys.get("evals_per_epoch"))
+    strategy = word(keys.get("eval_strategy", "evaluation_strategy"))
+    if not share and not is_on(sets):
+        keys.ignore(*names, "eval_batch_size", "eval_sample_packing", "eval_sequence_len", "eval_max_new_tokens")
+        draft.assume("run.eval_strategy", "no", f"{NAME} {RELEASE}: nothing is held back to evaluate on")
+        draft.assume("run.eval_batch", draft.fields["micro_batch"])
+        return
+    if an_epoch and an_epoch * epochs > 1:
+        draft.put("run.eval_strategy", "steps", keys, "evals_per_epoch")
+        draft.put("run.evals_per_epoch", an_epoch, keys, "evals_per_epoch")
+    elif steps:
+        draft.put("run.eval_strategy", "steps", keys, "eval_steps")
+        if steps < 1:
+            draft.put("run.evals_per_epoch", 1 / (steps * epochs), keys, "eval_steps")
+        else:
+            draft.put("run.eval_steps", keys.get("eval_steps"), keys, "eval_steps")
+    elif strategy:
+        draft.put("run.eval_strategy", strategy, keys, "eval_strategy", "evaluation_strategy")
+    draft.assume("run.eval_strategy", "no")
+    if share > 1:
+        draft.put("data.eval_samples", held_back, keys, "val_set_size")
+    take_eval_batch(draft, keys)
+
+
+def take_eval_batch(draft: Draft, keys: Keys) -> None:
+    """As training's, where it says no other; packed rows are laid end to end here too."""
+    packs, evals = draft.fields["data.packing"], switch(keys.get("eval_sample_packing"))
+    keys.ignore("eval_sequence_len", "eval_max_new_tokens")
+    if packs and attention_packs(draft) and evals is not False:
+        draft.assume("run.eval_batch", 1)
+        keys.get("eval_batch_size")
+        return
+    draft.take("run.eval_batch", keys, "eval_batch_size")
+    draft.assume("run.eval_batch", keys.get("micro_batch_size") or draft.fields["micro_batch"])
+    if (
+        packs
+        and evals is False
+        and draft.fields["run.eval_strategy"] != "no"
+        and draft.fields["seq_len"] != keys.get("sequence_len")
+    ):
+        draft.not_modelled(keys, "eval_sample_packing", "rows of an evaluation are shorter than those of training")
