@@ -225,6 +225,12 @@ def _sync_each_batch(job: Job) -> str | None:
     return None
 
 
+def _shard_ends(job: Job) -> str | None:
+    if job.parallel.shard_ends is None or job.stack == "torchtune":
+        return None
+    return f"got {str(job.parallel.shard_ends).lower()}, which is torchtune's; allowed with {job.stack}: null"
+
+
 def _load_on_rank_0(job: Job) -> str | None:
     """Who has no weights needs somebody to send them: `fsdp2_load_full_state_dict`."""
     parts = job.parallel
@@ -249,6 +255,7 @@ RULES: Mapping[str, Callable[[Job], str | None]] = {
     "parallel.virtual_stages": _virtual_stages,
     "attention": _eager,
     "parallel.sync_each_batch": _sync_each_batch,
+    "parallel.shard_ends": _shard_ends,
     "parallel.load_on_rank_0": _load_on_rank_0,
     "optimizer": _optimizer,
     "optimizer_in_backward": _in_backward,
