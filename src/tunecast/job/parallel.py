@@ -39,8 +39,8 @@ class Parallel(Section):
     shard_ends: bool | None = field(
         None,
         OURS,
-        "torchtune: embedding and head are gathered apart from the rest (custom_sharded_layers); null: as its files do, "
-        "with full training and not with adapters",
+        "torchtune: embedding and head are gathered apart from the rest (custom_sharded_layers); null: with full "
+        "training and not with adapters, as most of its files have it",
     )
     sync_each_batch: bool = field(
         False,

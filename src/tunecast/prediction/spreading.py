@@ -226,9 +226,10 @@ def _sync_each_batch(job: Job) -> str | None:
 
 
 def _shard_ends(job: Job) -> str | None:
-    if job.parallel.shard_ends is None or job.stack == "torchtune":
+    if job.parallel.shard_ends is None or stack_of(job).shards_ends:
         return None
-    return f"got {str(job.parallel.shard_ends).lower()}, which is torchtune's; allowed with {job.stack}: null"
+    whose = stacks_where(lambda stack: stack.shards_ends)
+    return f"got {str(job.parallel.shard_ends).lower()}, known of {whose}; allowed with {job.stack}: null"
 
 
 def _load_on_rank_0(job: Job) -> str | None:

@@ -1,4 +1,5 @@
-"""What program.py needs of torchtitan's models with experts, Qwen 3, DeepSeek V3 and Llama 4: arguments, and experts over ranks.
+"""What program.py needs of torchtitan's models with experts, Qwen 3, DeepSeek V3 and Llama 4: arguments, and experts
+over ranks.
 
 Counts of tokens are read by the host, and sizes follow from them. A router nobody trained is taken to choose all
 experts equally often, on every rank: the counts are filled in where the tracer cannot know them (torch counts whole

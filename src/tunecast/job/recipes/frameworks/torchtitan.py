@@ -1,7 +1,7 @@
 """torchtitan's TOML, as it had until February 2026. Keys and defaults: torchtitan/config/job_config.py of 0.2.2.
 
-Later its configurations are Python functions (torchtitan_registry.py). How many cards there are is no key: torchrun says
-it, and `data_parallel_shard_degree` -1 takes all that are left.
+Later its configurations are Python functions (torchtitan_registry.py). How many cards there are is no key: torchrun
+says it, and `data_parallel_shard_degree` -1 takes all that are left.
 """
 
 from __future__ import annotations
@@ -99,8 +99,8 @@ FLAVORS: Mapping[tuple[str, str], str] = {
     },
     ("qwen3", "debugmodel_moe"): "torchtitan-qwen3-moe-debug",
 }
-"""torchtitan/models/*/__init__.py: a family's shapes by name. Its 16B DeepSeek has the sizes of DeepSeek-V2-Lite, and its
-tests' models are bundled by names of ours."""
+"""torchtitan/models/*/__init__.py: a family's shapes by name. Its 16B DeepSeek has the sizes of DeepSeek-V2-Lite, and
+the models of its tests are bundled by names of ours."""
 WITH_EXPERTS = ("moe", "-A", "llama4", "deepseek", "gpt_oss")
 """What a family or a flavour has in its name."""
 HUB_BACKEND = "transformers_modeling_backend"

@@ -72,9 +72,12 @@ def registry_of(document: ScriptDocument) -> Registry:
 def configurations(path: Path) -> Iterator[str]:
     """Functions that take nothing and say that they return a configuration."""
     for node in statements_of(path):
-        if isinstance(node, ast.FunctionDef) and not node.args.args and node.returns is not None:
-            if ast.unparse(node.returns).strip("'\"").endswith(".Config"):
-                yield node.name
+        if isinstance(node, ast.FunctionDef) and not node.args.args and makes_configuration(node.returns):
+            yield node.name
+
+
+def makes_configuration(returns: ast.expr | None) -> bool:
+    return returns is not None and ast.unparse(returns).strip("'\"").endswith(".Config")
 
 
 def configuration(path: Path, name: str) -> Made | None:
@@ -143,7 +146,9 @@ class Words:
                 self.put("model", "converters", [CONVERTERS[kind]], made.line)
             else:
                 self.put("model", "converted_by", kind or "?", made.line)
-                self.notes["model.converted_by"] = f"{kind or 'a converter'} is not written down: layers are as they were"
+                self.notes["model.converted_by"] = (
+                    f"{kind or 'a converter'} is not written down: layers are as they were"
+                )
 
     def take_batches(self) -> None:
         """Tokens of a micro-batch, as rows of the longest context."""

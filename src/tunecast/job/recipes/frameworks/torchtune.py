@@ -280,7 +280,9 @@ def take_model(draft: Draft, keys: Keys) -> None:
         draft.take("model", keys, "checkpointer.checkpoint_dir")
         draft.not_modelled(keys, "model._component_", "a builder that is not known here: its shape is the checkpoint's")
     if plain.startswith("qwen3_") and plain.endswith("_base"):
-        draft.not_modelled(keys, "model._component_", f"its tables have {BASE_POSITIONS} positions; config.json's are taken")
+        draft.not_modelled(
+            keys, "model._component_", f"its tables have {BASE_POSITIONS} positions; config.json's are taken"
+        )
     if method == "lora" and keys.get("model.quantize_base") is True:
         method = "qlora"
     draft.put("method", method, keys, "model._component_")
@@ -437,5 +439,7 @@ def take_units(draft: Draft, keys: Keys) -> None:
     named = keys.get("custom_sharded_layers")
     ends = {str(name).rpartition(".")[2] for name in named} if isinstance(named, list) else set()
     if ends - {"tok_embeddings", "output"}:
-        draft.not_modelled(keys, "custom_sharded_layers", "layers that are gathered apart, other than embedding and head")
+        draft.not_modelled(
+            keys, "custom_sharded_layers", "layers that are gathered apart, other than embedding and head"
+        )
     draft.put("parallel.shard_ends", "tok_embeddings" in ends, keys, "custom_sharded_layers", "model._component_")

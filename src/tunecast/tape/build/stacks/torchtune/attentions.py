@@ -1,5 +1,5 @@
-"""Attention that a family of torchtune's has for itself (torchtune/models/gemma2 of 0.6.1, torchtune/models/qwen3 of the
-repository after it), and what stands around Gemma 2's."""
+"""Attention that a family of torchtune's has for itself (torchtune/models/gemma2 of 0.6.1, torchtune/models/qwen3 of
+the repository after it), and what stands around Gemma 2's."""
 
 from __future__ import annotations
 
@@ -61,7 +61,9 @@ class Gemma2Attention(modules.MultiHeadAttention4):
 
     def forward(self, x: Tensor, y: Tensor, mask: BlockMask | None = None, input_pos: Tensor | None = None) -> Tensor:
         if mask is not None:
-            raise UsageError.at("data.packing", "torchtune's Gemma 2 takes no masks of blocks. To fix: data.packing false")
+            raise UsageError.at(
+                "data.packing", "torchtune's Gemma 2 takes no masks of blocks. To fix: data.packing false"
+            )
         b, s_x, _ = x.shape
         q, k, v = self.qkv(x, y, input_pos)
         q = heads_first(scale_part(heads_first(q), heads_first))  # in place, by the view

@@ -1,5 +1,5 @@
-"""From a config.json to torchtune's builders (torchtune/models/*/_component_builders.py of 0.6.1, those of Qwen 3 of the
-repository after it)."""
+"""From a config.json to torchtune's builders (torchtune/models/*/_component_builders.py of 0.6.1, those of Qwen 3 of
+the repository after it)."""
 
 from __future__ import annotations
 

@@ -34,5 +34,7 @@ class DoRALinear(LoRALinear):
     def weight_norm(self, weight: Tensor, lora_weight: Tensor) -> Tensor:
         """`_get_weight_norm`."""
         weight = weight + lora_weight * self.scaling
-        norm = self.machine.run("linalg_vector_norm", (weight,), (weight.shape[0],), weight.dtype, args=(weight, 2.0, [1]))
+        norm = self.machine.run(
+            "linalg_vector_norm", (weight,), (weight.shape[0],), weight.dtype, args=(weight, 2.0, [1])
+        )
         return norm.to(weight.dtype)

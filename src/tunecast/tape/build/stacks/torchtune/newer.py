@@ -23,7 +23,7 @@ ALL_TRAINED = "every token is trained on; torchtune's loss leaves out those that
 
 
 class LinearCrossEntropyLoss(CrossEntropy):
-    """modules/loss/cross_entropy_loss.py: logits of a chunk of the tokens at a time. A row's last token has no label."""
+    """modules/loss/cross_entropy_loss.py: logits of a chunk of tokens at a time. A row's last token has no label."""
 
     def __init__(self, machine: Machine, linear_projection: Module) -> None:
         super().__init__(machine)
