@@ -44,6 +44,12 @@ class Parallel(Section):
         "with fsdp: a layer's weights are let go after its forward pass and gathered again (FULL_SHARD, ZeRO-3)",
         aka="fsdp_reshard_after_forward",
     )
+    shard_ends: bool | None = field(
+        None,
+        OURS,
+        "torchtune: embedding and head are gathered apart from the rest (custom_sharded_layers); null: with full "
+        "training and not with adapters, as most of its files have it",
+    )
     sync_each_batch: bool = field(
         False,
         accelerate("GradientAccumulationPlugin.sync_each_batch"),

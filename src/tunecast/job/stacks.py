@@ -78,6 +78,8 @@ class Stack:
     matches_paths: bool = False
     """Its adapters are its own, not PEFT's: `lora.targets` may have patterns of modules' whole names, as `*_proj`, and
     `!` before what is left out."""
+    shards_ends: bool = False
+    """`parallel.shard_ends`."""
     families: tuple[str, ...] = ()
     """Architectures whose code is written down, by `model_type`; none: those of transformers."""
     losses: tuple[str, ...] = ("full",)
@@ -228,6 +230,7 @@ _TORCHTUNE = Stack(
     shardings=("fsdp",),
     offloads=True,
     offloads_activations=True,
+    shards_ends=True,
     losses=("chunked", "full"),
     weights_dtype=lambda job: "bfloat16",  # `dtype: bf16` of every recipe's configuration, torchtune 0.6
     targets=("q_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),  # its configurations

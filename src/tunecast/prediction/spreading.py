@@ -242,6 +242,13 @@ def _sync_each_batch(job: Job) -> str | None:
     return None
 
 
+def _shard_ends(job: Job) -> str | None:
+    if job.parallel.shard_ends is None or stack_of(job).shards_ends:
+        return None
+    whose = stacks_where(lambda stack: stack.shards_ends)
+    return f"got {str(job.parallel.shard_ends).lower()}, known of {whose}; allowed with {job.stack}: null"
+
+
 def _load_on_rank_0(job: Job) -> str | None:
     """Who has no weights needs somebody to send them: `fsdp2_load_full_state_dict`."""
     parts = job.parallel
@@ -266,6 +273,7 @@ RULES: Mapping[str, Callable[[Job], str | None]] = {
     "parallel.virtual_stages": _virtual_stages,
     "attention": _eager,
     "parallel.sync_each_batch": _sync_each_batch,
+    "parallel.shard_ends": _shard_ends,
     "parallel.load_on_rank_0": _load_on_rank_0,
     "optimizer": _optimizer,
     "optimizer_in_backward": _in_backward,

@@ -145,7 +145,7 @@ def test_float8_counts_where_converters_name_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "flavor", "told"),
-    [("flux", "flux-dev", "diffusion"), ("vlm", "8B", "vision"), ("llama3", "debugmodel", "a test of the code")],
+    [("flux", "flux-dev", "diffusion"), ("vlm", "8B", "vision")],
 )
 def test_other_tasks_are_refused_by_name(tmp_path: Path, name: str, flavor: str, told: str) -> None:
     assert str(read(tmp_path, model__name=name, model__flavor=flavor).refused).startswith(told)
@@ -192,3 +192,44 @@ KEYS = (
 def test_junk_is_read_or_told(tmp_path: Path, key: str) -> None:
     for value in JUNK:
         read(tmp_path, **{key.replace(".", "__"): value})
+
+
+@pytest.mark.parametrize(
+    ("family", "flavor", "model"),
+    [
+        ("llama3", "debugmodel", "torchtitan-llama3-debug"),
+        ("llama3_ft", "debugmodel", "torchtitan-llama3-debug"),
+        ("qwen3", "debugmodel_moe", "torchtitan-qwen3-moe-debug"),
+        ("llama4", "17bx16e", "llama-4-scout"),
+    ],
+)
+def test_flavours_are_known_by_their_sizes(tmp_path: Path, family: str, flavor: str, model: str) -> None:
+    recipe = read(tmp_path, model__name=family, model__flavor=flavor)
+    assert (field(recipe, "model"), recipe.refused) == (model, None)
+
+
+def test_experts_split_like_layers_are_an_estimate_of_spread_ones(tmp_path: Path) -> None:
+    recipe = read(
+        tmp_path, model__name="llama4", model__flavor="17bx16e", training__local_batch_size=8,
+        parallelism__tensor_parallel_degree=4, parallelism__expert_tensor_parallel_degree=4,
+    )  # fmt: skip
+    assert (field(recipe, "micro_batch"), field(recipe, "parallel.expert")) == (2, 4)
+    assert field(recipe, "parallel.tensor") is None
+    assert [each.key for each in recipe.not_understood] == ["parallelism.tensor_parallel_degree"]
+
+
+def test_gpt_oss_is_an_estimate_of_transformers(tmp_path: Path) -> None:
+    recipe = read(tmp_path, model__name="gpt_oss", model__flavor="20b", compile__enable=False)
+    assert (field(recipe, "stack"), field(recipe, "attention")) == ("transformers", "eager")
+    assert [each.key for each in recipe.not_understood] == ["model.name"]
+
+
+def test_fault_tolerance_is_told_once(tmp_path: Path) -> None:
+    recipe = read(tmp_path, fault_tolerance__enable=True, fault_tolerance__sync_steps=10)
+    assert [each.key for each in recipe.not_understood] == ["fault_tolerance.enable"]
+
+
+def test_what_no_key_says_is_told_as_assumed(tmp_path: Path) -> None:
+    recipe = read(tmp_path)
+    assert {"optimizer", "parallel.reshard_after_forward"} & set(recipe.places) == {"optimizer"}
+    assert recipe.assumed["parallel.reshard_after_forward"].value is True

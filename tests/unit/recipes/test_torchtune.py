@@ -159,8 +159,18 @@ def test_a_file_without_a_command_is_asked_for_its_cards(tmp_path: Path) -> None
     assert field(recipe, "parallel.data") == "fsdp" and field(recipe, "hardware.gpus") is None
 
 
-def test_units_that_differ_from_the_closed_form_are_told(tmp_path: Path) -> None:
-    recipe = read(tmp_path, SPREAD + FULL)
+@pytest.mark.parametrize(
+    ("text", "named", "apart"),
+    [(FULL, None, False), (FULL, ["tok_embeddings", "output"], True), (FILE, ["decoder.tok_embeddings"], True)],
+)
+def test_embedding_and_head_may_be_gathered_apart(tmp_path: Path, text: str, named: object, apart: bool) -> None:
+    recipe = read(tmp_path, SPREAD + text, custom_sharded_layers=named)
+    assert field(recipe, "parallel.shard_ends") is apart
+    assert recipe.not_understood == ()
+
+
+def test_other_units_are_told(tmp_path: Path) -> None:
+    recipe = read(tmp_path, SPREAD + FULL, custom_sharded_layers=["norm"])
     assert [each.key for each in recipe.not_understood] == ["custom_sharded_layers"]
 
 
@@ -168,18 +178,43 @@ def test_weights_may_wait_on_the_host(tmp_path: Path) -> None:
     assert field(read(tmp_path, SPREAD + FULL, fsdp_cpu_offload=True), "parallel.offload") == "parameters"
 
 
+def test_dora_over_quantised_weights_is_an_estimate_of_transformers(tmp_path: Path) -> None:
+    recipe = read(tmp_path, COMMAND + FILE, model__use_dora=True, model__quantize_base=True)
+    assert field(recipe, "stack") == "transformers"
+    assert [each.key for each in recipe.not_understood] == ["model.use_dora"]
+    assert field(read(tmp_path, COMMAND + FILE, model__use_dora=True), "stack") == "torchtune"
+
+
 @pytest.mark.parametrize(
-    ("key", "value"),
+    ("change", "release"),
     [
-        ("model._component_", "torchtune.models.qwen3.lora_qwen3_8b_instruct"),
-        ("model._component_", "torchtune.models.gemma2.lora_gemma2_9b"),
-        ("model.use_dora", True),
+        ({}, "0.7.0"),
+        ({"loss___component_": "torchtune.modules.loss.CEWithChunkedOutputLoss"}, None),
+        (
+            {
+                "loss___component_": "torchtune.modules.loss.CEWithChunkedOutputLoss",
+                "model___component_": "torchtune.models.qwen3.lora_qwen3_8b_instruct",
+            },
+            "0.7.0",
+        ),
     ],
 )
-def test_what_is_not_written_down_is_an_estimate_of_transformers(tmp_path: Path, key: str, value: object) -> None:
-    recipe = read(tmp_path, COMMAND + FILE, **{key.replace(".", "__"): value})
-    assert field(recipe, "stack") == "transformers"
-    assert [each.key for each in recipe.not_understood] == [key]
+def test_what_no_release_has_says_the_release(tmp_path: Path, change: dict[str, str], release: str | None) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(COMMAND + FILE)
+    recipe = find_recipe(file, {name.replace("___component_", "._component_"): value for name, value in change.items()})
+    assert recipe is not None and field(recipe, "stack_version") == release
+    assert recipe.not_understood == ()
+
+
+def test_llama_4_on_text_is_an_estimate_of_transformers(tmp_path: Path) -> None:
+    llama4 = SPREAD + FULL.replace("llama3_1.llama3_1_8b", "llama4.llama4_scout_17b_16e")
+    recipe = read(tmp_path, llama4, tensor_parallel_dim=2)
+    assert recipe.refused is None and field(recipe, "model") == "llama-4-scout"
+    assert (field(recipe, "stack"), field(recipe, "stack_version")) == ("transformers", None)
+    assert {each.key for each in recipe.not_understood} == {"model._component_", "tensor_parallel_dim"}
+    images = llama4.replace("datasets.alpaca_dataset", "datasets.multimodal.the_cauldron_dataset")
+    assert (read(tmp_path, images).refused or "").startswith("vision")
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from tunecast.job.shardings import REPLICATED, SHARDINGS
 SPLITS = ("tensor", "pipeline", "context", "expert", "layers")
 OF_FSDP = (
     *("fsdp_version", "reduce_dtype", "reshard_after_forward", "sync_each_batch", "cpu_ram_efficient_loading"),
-    *("load_on_rank_0", "state_dict_type"),
+    *("load_on_rank_0", "state_dict_type", "shard_ends"),
 )
 """Fields of `parallel` that say how FSDP works."""
 CARD_FLAGS = {"hardware.gpu": "--gpu NAME", "hardware.gpus": "--gpus N"}

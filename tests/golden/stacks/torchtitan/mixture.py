@@ -1,4 +1,5 @@
-"""What program.py needs of torchtitan's models with experts, Qwen 3 and DeepSeek V3: arguments, and experts over ranks.
+"""What program.py needs of torchtitan's models with experts, Qwen 3, DeepSeek V3 and Llama 4: arguments, and experts
+over ranks.
 
 Counts of tokens are read by the host, and sizes follow from them. A router nobody trained is taken to choose all
 experts equally often, on every rank: the counts are filled in where the tracer cannot know them (torch counts whole
@@ -24,6 +25,9 @@ def of_family(model_type: str) -> tuple[Any, Any]:
     if model_type == "qwen3_moe":
         from torchtitan.models.qwen3.infra import parallelize
         from torchtitan.models.qwen3.model.model import Qwen3Model as Model
+    elif model_type == "llama4_text":
+        from torchtitan.models.llama4.infra import parallelize
+        from torchtitan.models.llama4.model.model import Transformer as Model
     else:
         from torchtitan.models.deepseek_v3.infra import parallelize
         from torchtitan.models.deepseek_v3.model.model import DeepSeekV3Model as Model
@@ -31,10 +35,23 @@ def of_family(model_type: str) -> tuple[Any, Any]:
 
 
 def arguments(config: dict[str, Any], job: dict[str, Any]) -> Any:
-    experts = config.get("num_experts") or config["n_routed_experts"]
+    names = {"qwen3_moe": "num_experts", "llama4_text": "num_local_experts"}
+    experts = config[names.get(config["model_type"], "n_routed_experts")]
     tokens = job["micro_batch"] * job["seq_len"]
     balance(experts, tokens * config["num_experts_per_tok"] // experts)
-    return qwen3(config, job) if config["model_type"] == "qwen3_moe" else deepseek(config, job)
+    return {"qwen3_moe": qwen3, "llama4_text": llama4}.get(config["model_type"], deepseek)(config, job)
+
+
+def llama4(config: dict[str, Any], job: dict[str, Any]) -> Any:
+    """Whose hidden sizes are multiples: of 256 and 512 for a width of 256, two experts a token."""
+    from torchtitan.models.llama4.model.args import TransformerModelArgs
+
+    return TransformerModelArgs(
+        dim=config["hidden_size"], n_layers=config["num_hidden_layers"], n_heads=config["num_attention_heads"],
+        n_kv_heads=config["num_key_value_heads"], vocab_size=config["vocab_size"], max_seq_len=job["seq_len"],
+        multiple_of=256, interleave_moe_layer_step=config["interleave_moe_layer_step"],
+        moe_args=MoEArgs(num_experts=config["num_local_experts"]),
+    )  # fmt: skip
 
 
 def deepseek(config: dict[str, Any], job: dict[str, Any]) -> Any:

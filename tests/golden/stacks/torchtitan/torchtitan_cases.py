@@ -49,6 +49,12 @@ LITE = LATENT | {
 }  # fmt: skip
 
 
+INTERLEAVED = LLAMA | {
+    "model_type": "llama4_text", "num_local_experts": 8, "num_experts_per_tok": 1, "intermediate_size": 512,
+    "intermediate_size_mlp": 768, "interleave_moe_layer_step": 2,
+}  # fmt: skip
+
+
 WORDS = LARGER | {"vocab_size": 32768}
 """The loss is what most is held in."""
 
@@ -104,6 +110,9 @@ CASES: dict[str, dict[str, Any]] = {
     "latent-4-whole": mixture(FSDP, EXPERTS, WHOLE, config=LATENT),
     "latent-4-selective": mixture(FSDP, EXPERTS, SELECTIVE, config=LITE),
     "latent-fsdp": mixture(FSDP, config=LITE),
+    "interleaved-fsdp": mixture(FSDP, config=INTERLEAVED),
+    "interleaved-4": mixture(FSDP, EXPERTS, config=INTERLEAVED),
+    "interleaved-4-whole": mixture(FSDP, EXPERTS, WHOLE, config=INTERLEAVED),
     "experts-columns": mixture({"ranks": 64, "expert": 8}),
 }
 """Event for event."""

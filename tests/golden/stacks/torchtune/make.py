@@ -1,9 +1,9 @@
 """Trace the programs of torchtune_cases.py with the real packages; writes events.json.gz.
 
-    PYTHONPATH=src python tests/golden/stacks/torchtune/make.py PYTHON 0.4=FOLDER 0.1=FOLDER [--only NAME ...]
+    PYTHONPATH=src python tests/golden/stacks/torchtune/make.py PYTHON 0.7=FOLDER 0.4=FOLDER 0.1=FOLDER [--only NAME]
 
 PYTHON's environment: torchtune 0.6.1, torchao 0.9.0, bitsandbytes 0.50.2, triton 3.9.0, torch 2.13.0. A FOLDER holds an
-older release's unpacked wheel: 0.4.0, 0.1.0.
+older release's unpacked wheel, 0.4.0 or 0.1.0; that of 0.7 the repository's torchtune/ with torchao 0.18.0 beside it.
 """
 
 from __future__ import annotations

@@ -11,11 +11,12 @@ from typing import Any
 
 import torch
 from torchtune import modules, training, utils
-from torchtune.modules.loss import CEWithChunkedOutputLoss
 from torchtune.modules.peft import get_adapter_params, set_trainable_params
 
 case = json.loads(sys.argv[1])
 config, job = case["config"], case["job"]
+NEWER = case["release"] == "0.7"
+"""The loss holds the head, labels are shifted where rows are collated, gradients are scaled many at a time."""
 STEPS = 2
 IGNORE = -100
 
@@ -42,9 +43,13 @@ def arguments() -> tuple[str, dict[str, Any]]:
             given.pop("intermediate_dim")
             given["intermediate_dim"] = config["intermediate_size"]
         return package, given
-    if kind == "gemma":
+    if kind in ("gemma", "gemma2", "qwen3"):
         given["head_dim"] = config["head_dim"]
-    if kind == "qwen2":
+    if kind == "gemma2":
+        given["query_pre_attn_scalar"] = config["head_dim"]
+    if kind == "qwen3":
+        given |= {f"{name}_proj_bias": False for name in "qkv"} | {"q_norm": True, "k_norm": True}
+    if kind in ("qwen2", "qwen3"):
         given["tie_word_embeddings"] = config.get("tie_word_embeddings", False)
     return kind, given
 
@@ -57,11 +62,13 @@ def model_of() -> Any:
     names = {"q_proj": "q_proj", "k_proj": "k_proj", "v_proj": "v_proj", "o_proj": "output_proj"}
     given["lora_attn_modules"] = [names[target] for target in lora["targets"] if target in names]
     given["apply_lora_to_mlp"] = "gate_proj" in lora["targets"]
-    if package not in ("gemma", "llama3_2"):
+    if package not in ("gemma", "gemma2", "llama3_2"):
         given["apply_lora_to_output"] = "lm_head" in lora["targets"]
     given |= {"lora_rank": lora["rank"], "lora_alpha": lora["rank"], "lora_dropout": lora.get("dropout", 0.0)}
     if job["method"] == "qlora":
         given["quantize_base"] = True
+    if lora.get("dora"):
+        given["use_dora"] = True
     return builder(f"lora_{package}", package)(**given)
 
 
@@ -77,6 +84,9 @@ def optimizer_class() -> Any:
 def batch() -> dict[str, Any]:
     ids = torch.randint(0, 1000, (job["micro_batch"], job["seq_len"]))
     made: dict[str, Any] = {"tokens": ids, "labels": ids.clone()}
+    if NEWER:
+        made["labels"] = torch.ones_like(ids)
+        made["labels"][:, -1] = IGNORE
     if job.get("data", {}).get("packing"):
         made["input_pos"] = torch.arange(job["seq_len"]).repeat(job["micro_batch"], 1)
         from torchtune.modules.attention_utils import packed_block_causal_mask
@@ -101,19 +111,31 @@ if job["gradient_checkpointing"]:
 handling = training.get_act_offloading_ctx_manager(model, bool(job.get("offload_activations")))
 optimizer: Any = None
 make_optimizer = optimizer_class()
-if job.get("optimizer_in_backward"):
+if job.get("optimizer_in_backward") and NEWER:
+    from torchtune.modules.optim import OptimizerInBackward
+
+    optimizer = OptimizerInBackward(model.parameters(), make_optimizer)
+elif job.get("optimizer_in_backward"):
     optimizers = {p: make_optimizer([p]) for p in model.parameters()}
     training.register_optim_in_bwd_hooks(model=model, optim_dict=optimizers)
 else:
     optimizer = make_optimizer(model.parameters())
 if job.get("loss") == "full":
     loss_fn: Any = torch.nn.CrossEntropyLoss(ignore_index=IGNORE)
+elif NEWER:
+    from torchtune.modules.loss import LinearCrossEntropyLoss
+
+    loss_fn = LinearCrossEntropyLoss()
+    loss_fn.set_model_output(model)
 else:
+    from torchtune.modules.loss import CEWithChunkedOutputLoss
+
     loss_fn = CEWithChunkedOutputLoss()
     model.set_num_output_chunks(loss_fn.num_output_chunks)
 if job.get("compile"):
     loss_fn = training.compile_loss(loss_fn)
-ignore_labels = torch.full((job["micro_batch"], 1), IGNORE, device=device)
+if not NEWER:
+    ignore_labels = torch.full((job["micro_batch"], 1), IGNORE, device=device)
 torch.cuda.empty_cache()
 
 
@@ -121,8 +143,9 @@ def loss_step(batch: dict[str, Any]) -> Any:
     labels = batch.pop("labels")
     with handling:
         logits = model(**batch)
-    labels = torch.hstack((labels[..., 1:], ignore_labels[: labels.shape[0]]))
-    if not isinstance(logits, list):
+    if not NEWER:
+        labels = torch.hstack((labels[..., 1:], ignore_labels[: labels.shape[0]]))
+    if job.get("loss") == "full":
         labels = labels.reshape(-1)
         logits = logits.reshape(-1, logits.size(-1))
     loss = loss_fn(logits, labels)
@@ -139,16 +162,30 @@ for index in range(STEPS * accumulated):
     utils.batch_to_device(row, device)
     current_num_tokens = (row["labels"] != IGNORE).sum()
     num_tokens += current_num_tokens
-    current_loss = loss_step(row) * current_num_tokens
-    running_loss += current_loss
+    in_backward = NEWER and job.get("optimizer_in_backward")
+    if NEWER:
+        loss_factor = 1.0 if in_backward else current_num_tokens
+        current_loss = loss_step(row) * loss_factor
+        running_loss += current_loss.detach()
+    else:
+        current_loss = loss_step(row) * current_num_tokens
+        running_loss += current_loss
     current_loss.backward()
     if (index + 1) % accumulated == 0:
-        if optimizer is not None:
-            training.scale_grads(model, 1 / num_tokens)
+        grad_norm = None
+        if optimizer is not None and not in_backward:
+            if NEWER:
+                training.scale_grads_(model.parameters(), 1.0 / num_tokens)
+            else:
+                training.scale_grads(model, 1 / num_tokens)
             if job.get("max_grad_norm"):
-                torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm=job["max_grad_norm"])
+                grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm=job["max_grad_norm"])
+        if optimizer is not None:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-        loss_to_log = running_loss.item() / num_tokens
+        if NEWER:
+            loss_value = (running_loss / (1.0 if in_backward else num_tokens)).item()
+        else:
+            loss_to_log = running_loss.item() / num_tokens
         running_loss = 0
         num_tokens = 0

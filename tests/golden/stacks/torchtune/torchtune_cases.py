@@ -16,6 +16,8 @@ WIDE = LLAMA3 | {"hidden_size": 1024, "num_attention_heads": 16}
 """Norms of more than a KiB, which is where saved tensors begin to leave for the host."""
 GEMMA = LLAMA2 | {"model_type": "gemma", "head_dim": 64}
 QWEN2 = LLAMA2 | {"model_type": "qwen2", "tie_word_embeddings": True}
+QWEN3 = QWEN2 | {"model_type": "qwen3", "head_dim": 64}
+GEMMA2 = GEMMA | {"model_type": "gemma2"}
 PHI3 = LLAMA2 | {"model_type": "phi3"}
 MISTRAL = LLAMA2 | {"model_type": "mistral"}
 
@@ -42,6 +44,11 @@ def lora(*targets: str, dropout: float = 0.0) -> dict[str, Any]:
 
 def qlora(*targets: str) -> dict[str, Any]:
     return lora(*targets) | {"method": "qlora"}
+
+
+def dora(*targets: str, dropout: float = 0.0) -> dict[str, Any]:
+    adapted = lora(*targets, dropout=dropout)
+    return adapted | {"lora": adapted["lora"] | {"dora": True}}
 
 
 def case(config: dict[str, Any], *changes: dict[str, Any], release: str = "0.6") -> dict[str, Any]:
@@ -82,6 +89,24 @@ CASES: dict[str, dict[str, Any]] = {
     "qwen2-lora": case(QWEN2, RECOMPUTED, lora()),
     "phi3": case(PHI3),
     "mistral-lora": case(MISTRAL, RECOMPUTED, lora("q_proj", "k_proj", "lm_head")),
+    "gemma2": case(GEMMA2),
+    "gemma2-lora": case(GEMMA2, RECOMPUTED, lora()),
+    "gemma2-odd-length": case(GEMMA2, WHOLE, {"seq_len": 250}),
+    "dora": case(LLAMA3, dora(dropout=0.1)),
+    "dora-recomputed": case(LLAMA3, RECOMPUTED, dora("q_proj", "v_proj", "lm_head")),
+    "full-0.7": case(LLAMA3, release="0.7"),
+    "tied-recomputed-0.7": case(TIED, RECOMPUTED, release="0.7"),
+    "whole-loss-0.7": case(LLAMA3, WHOLE, release="0.7"),
+    "odd-length-0.7": case(LLAMA2, {"seq_len": 251}, release="0.7"),
+    "lora-accumulated-0.7": case(
+        LLAMA3, lora(dropout=0.1), RECOMPUTED, {"grad_accum": 2, "max_grad_norm": 1.0, "optimizer": "adamw_torch"},
+        release="0.7",
+    ),
+    "in-backward-0.7": case(LLAMA3, IN_BACKWARD, RECOMPUTED, release="0.7"),
+    "qlora-0.7": case(LLAMA3, qlora(), RECOMPUTED, release="0.7"),
+    "qwen3-0.7": case(QWEN3, release="0.7"),
+    "qwen3-lora-0.7": case(QWEN3, RECOMPUTED, lora(), release="0.7"),
+    "gemma2-0.7": case(GEMMA2, RECOMPUTED, release="0.7"),
     "full-0.1": case(LLAMA2, WHOLE, release="0.1"),
     "lora-0.1": case(
         LLAMA2, WHOLE, RECOMPUTED, lora("q_proj", "v_proj"), {"grad_accum": 2, "optimizer": "adamw_torch"},
@@ -97,6 +122,7 @@ CASES: dict[str, dict[str, Any]] = {
 PACKED_CASES: dict[str, dict[str, Any]] = {
     "packed-recomputed": case(LLAMA3, PACKED, RECOMPUTED),
     "packed-whole-0.4": case(LLAMA3, PACKED, WHOLE, release="0.4"),
+    "packed-0.7": case(LLAMA3, PACKED, RECOMPUTED, release="0.7"),
     "packed-ladder": case(TIED, PACKED, RECOMPUTED, IN_BACKWARD, OFFLOADED),
     "packed-lora-0.4": case(LLAMA3, PACKED, RECOMPUTED, OFFLOADED, lora(), release="0.4"),
 }
@@ -118,6 +144,7 @@ COMPILED_CASES: dict[str, dict[str, Any]] = {
     ),
     "compiled-packed-lora": case(LARGER, COMPILED, PACKED, RECOMPUTED, lora(), release="0.4"),
     "compiled-newest": case(LARGER, COMPILED),
+    "compiled-0.7": case(LARGER, COMPILED, RECOMPUTED, release="0.7"),
 }  # fmt: skip
 """What the second step holds when its forward pass ends, and at most."""
 

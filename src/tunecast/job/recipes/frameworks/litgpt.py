@@ -80,7 +80,7 @@ QUANTISED: Mapping[str, tuple[str, bool]] = {
 }
 OPTIMIZERS = {"AdamW": "adamw_torch", "Adam": "adamw_torch", "SGD": "sgd", "AdamW8bit": "adamw_bnb_8bit"}
 """The last part of a class's name; a bare name is of torch.optim (litgpt/utils.py, `instantiate_torch_optimizer`)."""
-MODELS = {"tiny-llama-1.1b": "tinyllama-1.1b"}
+MODELS = {"tiny-llama-1.1b": "tinyllama-1.1b", "micro-llama-300M": "micro-llama-300m"}
 """litgpt/config.py's own names for what others name otherwise."""
 TRAIN_KEYS = ("train.global_batch_size", "train.micro_batch_size", "train.max_seq_length", "train.lr_warmup_steps")
 

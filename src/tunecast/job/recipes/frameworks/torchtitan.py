@@ -1,7 +1,7 @@
 """torchtitan's TOML, as it had until February 2026. Keys and defaults: torchtitan/config/job_config.py of 0.2.2.
 
-Later its configurations are Python functions (torchtitan/models/*/config_registry.py), which are not read. How many
-cards there are is no key: torchrun says it, and `data_parallel_shard_degree` -1 takes all that are left.
+Later its configurations are Python functions (torchtitan_registry.py). How many cards there are is no key: torchrun
+says it, and `data_parallel_shard_degree` -1 takes all that are left.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from typing import Any
 
 from tunecast.job.recipes.document import Document, scalar
 from tunecast.job.recipes.draft import Draft, Keys
+from tunecast.job.recipes.frameworks.torchtitan_registry import CONFIG, is_registry, registry_of
 from tunecast.job.recipes.request import Invocation, Request
+from tunecast.job.recipes.scripts import ScriptDocument
 from tunecast.job.recipes.values import switch, whole
 
 NAME = "torchtitan"
@@ -36,6 +38,7 @@ WITHOUT_EFFECT = (
         "optimizer.*",
         "validation.dataset*",
     ),
+    "training.disable_cuda_graphs",
     *("training.dataset*", "training.seed", "training.deterministic", "training.gc_*", "training.dataloader.*"),
     *("checkpoint.*", "parallelism.context_parallel_rotate_method", "parallelism.context_parallel_load_balancer"),
     *("activation_checkpoint.early_stop", "activation_checkpoint.preserve_rng_state", "activation_checkpoint.debug"),
@@ -90,8 +93,16 @@ FLAVORS: Mapping[tuple[str, str], str] = {
     ("llama4", "17bx128e"): "llama-4-maverick",
     ("gpt_oss", "20b"): "gpt-oss-20b",
     ("gpt_oss", "120b"): "gpt-oss-120b",
+    **{
+        (family, "debugmodel"): f"torchtitan-{family.replace('_', '-')}-debug"
+        for family in ("llama3", "llama4", "qwen3", "deepseek_v3", "gpt_oss")
+    },
+    ("qwen3", "debugmodel_moe"): "torchtitan-qwen3-moe-debug",
 }
-"""torchtitan/models/*/__init__.py: a family's shapes by name. Its 16B DeepSeek has the sizes of DeepSeek-V2-Lite."""
+"""torchtitan/models/*/__init__.py: a family's shapes by name. Its 16B DeepSeek has the sizes of DeepSeek-V2-Lite, and
+the models of its tests are bundled by names of ours."""
+WITH_EXPERTS = ("moe", "-A", "llama4", "deepseek", "gpt_oss")
+"""What a family or a flavour has in its name."""
 HUB_BACKEND = "transformers_modeling_backend"
 """The experiment that runs transformers' own modelling code under torchtitan's loop."""
 SECTIONS = ("training", "parallelism", "activation_checkpoint", "lr_scheduler", "checkpoint", "job", "metrics")
@@ -103,13 +114,16 @@ MOST_CARDS = 8
 
 
 def recognises(document: Document) -> bool:
+    if is_registry(document):
+        return True
     name = document.get("model.name")
     held = [section for section in SECTIONS if isinstance(document.get(section), Mapping)]
     return isinstance(name, str) and document.has("model.flavor") and len(held) >= 2
 
 
 def invocation(words: Sequence[str]) -> Invocation | None:
-    """Of `python -m torchtitan.train --job.config_file FILE [--training.seq_len 4096] [--compile.enable]`."""
+    """Of `python -m torchtitan.train --job.config_file FILE [--training.seq_len 4096] [--compile.enable]`, and since
+    2026 of `--module llama3 --config llama3_8b`."""
     start = next((number for number, each in enumerate(words[:4]) if is_program(each)), None)
     if start is None:
         return None
@@ -127,6 +141,8 @@ def invocation(words: Sequence[str]) -> Invocation | None:
             leaf, value = leaf.removeprefix("no_"), "false"
         if (section, leaf) == ("job", "config_file"):
             config = value
+        elif (section, leaf) == ("", "module"):
+            config = f"torchtitan/models/{value.rpartition('.')[2]}/config_registry.py"
         else:
             values[f"{section}.{leaf}" if section else leaf] = scalar(value)
     return Invocation(config, values)
@@ -137,7 +153,17 @@ def is_program(word: str) -> bool:
 
 
 def read(draft: Draft, request: Request) -> None:
-    keys = draft.keys(request.document, WITHOUT_EFFECT)
+    document = request.document
+    notes: Mapping[str, str] = {}
+    if isinstance(document, ScriptDocument):
+        registry = registry_of(document)
+        if registry.document is None:
+            draft.refuse("several configurations", f"{CONFIG}=NAME takes one of {', '.join(registry.names)}")
+            return
+        document, notes = registry.document, registry.notes
+    keys = draft.keys(document, WITHOUT_EFFECT)
+    for key, why in notes.items():
+        draft.not_modelled(keys, key, why)
     draft.put("stack", "torchtitan", keys, "model.name")
     draft.put("task", "pretrain", keys, "model.name")
     draft.assume("method", "full")
@@ -149,7 +175,18 @@ def read(draft: Draft, request: Request) -> None:
     take_recompute(draft, keys)
     take_compile(draft, keys)
     take_run(draft, keys)
+    take_fault_tolerance(draft, keys)
+    take_stand_in(draft, keys)
     draft.assume("allocator", "expandable_segments", f"{NAME} {RELEASE}, run_train.sh")
+
+
+def settle(draft: Draft, field: str, value: Any, keys: Keys, *names: str) -> None:
+    """As these keys say, or as torchtitan does where none of them is set."""
+    draft.drop(field)
+    if any(map(keys.has, names)):
+        draft.put(field, value, keys, *names)
+    else:
+        draft.assume(field, value)
 
 
 def take_model(draft: Draft, keys: Keys) -> None:
@@ -168,8 +205,6 @@ def take_model(draft: Draft, keys: Keys) -> None:
     name = FLAVORS.get((family.removesuffix("_ft"), plain))
     if name is not None:
         draft.put("model", name, keys, "model.flavor")
-    elif "debug" in flavor:
-        draft.refuse("a test of the code", f"{family} {flavor} has a few layers that no published model has")
     else:
         draft.put("model", f"{family}-{flavor}", keys, "model.flavor")
     if plain != flavor:
@@ -210,7 +245,7 @@ def take_optimizer(draft: Draft, keys: Keys) -> None:
     name = keys.get("optimizer.name", default="AdamW")
     how = keys.get("optimizer.implementation", default="fused")
     if name in ("AdamW", "Adam"):
-        draft.put("optimizer", "adamw_torch_fused" if how == "fused" else "adamw_torch", keys, "optimizer.name")
+        settle(draft, "optimizer", "adamw_torch_fused" if how == "fused" else "adamw_torch", keys, "optimizer.name")
         if how == "for-loop":
             draft.not_modelled(keys, "optimizer.implementation", "one weight at a time; many at a time are taken")
     else:
@@ -237,7 +272,7 @@ def take_cards(draft: Draft, keys: Keys) -> None:
     reshards = keys.get("parallelism.fsdp_reshard_after_forward", default="default")
     piped = (whole(draft.fields.get("parallel.pipeline")) or 1) > 1
     kept = reshards == "never" or (reshards == "default" and piped)
-    draft.put("parallel.reshard_after_forward", not kept, keys, "parallelism.fsdp_reshard_after_forward")
+    settle(draft, "parallel.reshard_after_forward", not kept, keys, "parallelism.fsdp_reshard_after_forward")
     if switch(keys.get("training.enable_cpu_offload")):
         draft.put("parallel.offload", "parameters", keys, "training.enable_cpu_offload")
     take_details(draft, keys, piped)
@@ -258,6 +293,7 @@ def take_details(draft: Draft, keys: Keys, piped: bool) -> None:
         "module_fqns_per_model_part": piped,
         "disable_loss_parallel": split,
         "enable_async_tensor_parallel": split,
+        "spmd_backend": split,
         "expert_tensor_parallel_degree": spread and keys.document.get("parallelism.expert_tensor_parallel_degree") != 1,
         "expert_parallel_comm_backend": spread,
     }
@@ -283,7 +319,7 @@ def take_batches(draft: Draft, keys: Keys) -> None:
         )
         draft.put("grad_accum", max(1, count // each), keys, "training.local_batch_size")
     else:
-        draft.put("micro_batch", rows, keys, "training.local_batch_size", "training.batch_size")
+        settle(draft, "micro_batch", rows, keys, "training.local_batch_size", "training.batch_size")
     if keys.get("training.global_batch_size", default=-1) != -1:
         draft.put_global_batch(keys, "training.global_batch_size")
     else:
@@ -294,11 +330,11 @@ def take_recompute(draft: Draft, keys: Keys) -> None:
     mode = keys.get("activation_checkpoint.mode", default="selective")
     option = keys.get("activation_checkpoint.selective_ac_option", default="2")
     place = "activation_checkpoint.mode"
-    draft.put("gradient_checkpointing", mode != "none", keys, place)
+    settle(draft, "gradient_checkpointing", mode != "none", keys, place)
     if mode == "selective" and option == "op":
         draft.put("recompute", "selective", keys, "activation_checkpoint.selective_ac_option", place)
     elif mode != "none":
-        draft.put("recompute", "all", keys, place)
+        settle(draft, "recompute", "all", keys, place)
     if mode == "selective" and option not in ("op", "1", 1):
         draft.not_modelled(
             keys, "activation_checkpoint.selective_ac_option", "some layers are recomputed; all are here"
@@ -313,7 +349,7 @@ def take_compile(draft: Draft, keys: Keys) -> None:
     asked = switch(keys.get("compile.enable", "training.compile")) is True
     parts = keys.get("compile.components", default=["model", "loss"])
     whole_model = asked and isinstance(parts, list) and "model" in parts
-    draft.put("compile", whole_model, keys, "compile.enable", "training.compile")
+    settle(draft, "compile", whole_model, keys, "compile.enable", "training.compile")
     if asked and not whole_model:
         draft.not_modelled(keys, "compile.components", "the loss alone is compiled")
     keys.ignore("compile.backend")
@@ -323,9 +359,8 @@ def take_run(draft: Draft, keys: Keys) -> None:
     draft.take("run.max_steps", keys, "training.steps")
     draft.assume("run.max_steps", 10000)
     saves = switch(keys.get("checkpoint.enable", "checkpoint.enable_checkpoint")) is True
-    draft.put(
-        "run.save_strategy", "steps" if saves else "no", keys, "checkpoint.enable", "checkpoint.enable_checkpoint"
-    )
+    strategy = "steps" if saves else "no"
+    settle(draft, "run.save_strategy", strategy, keys, "checkpoint.enable", "checkpoint.enable_checkpoint")
     if saves:
         draft.take("run.save_steps", keys, "checkpoint.interval")
         draft.assume("run.save_steps", 500)
@@ -342,3 +377,47 @@ def take_run(draft: Draft, keys: Keys) -> None:
     else:
         keys.ignore("validation")
         draft.assume("run.eval_strategy", "no")
+
+
+def take_fault_tolerance(draft: Draft, keys: Keys) -> None:
+    if switch(keys.get("fault_tolerance.enable")):
+        why = "groups of cards that train apart (torchft): their copies of weights and their sums are not counted"
+        draft.not_modelled(keys, "fault_tolerance.enable", why)
+    keys.ignore("fault_tolerance")
+
+
+def take_stand_in(draft: Draft, keys: Keys) -> None:
+    """What the closed form of torchtitan does not have. Of experts it knows FSDP and cards that have some of them: each
+    of those takes the place of one that has a part of every layer, and a row where there are enough of them."""
+    fields = draft.fields
+    family, flavor = str(keys.document.get("model.name")), str(keys.document.get("model.flavor"))
+    if family.startswith("gpt_oss"):
+        take_transformers(draft, keys)
+    if not any(each in family or each in flavor for each in WITH_EXPERTS):
+        return
+    ways = {field: whole(fields.get(f"parallel.{field}")) or 1 for field in ("tensor", "pipeline", "context")}
+    if all(count == 1 for count in ways.values()):
+        return
+    for field, count in ways.items():
+        if count > 1:
+            key = f"parallelism.{field}_parallel_degree"
+            draft.not_modelled(keys, key, "not written down with experts: these cards share weights and rows instead")
+        draft.drop(f"parallel.{field}")
+    for field in ("parallel.virtual_stages", "grad_accum", "hardware.gpus"):
+        draft.drop(field)
+    draft.put("parallel.reshard_after_forward", True, keys, "parallelism.fsdp_reshard_after_forward")
+    rows = whole(keys.get("training.local_batch_size", "training.batch_size", default=8)) or 1
+    settle(draft, "micro_batch", max(1, rows // prod(ways.values())), keys, "training.local_batch_size")
+    draft.assume("grad_accum", 1)
+    parts = whole(keys.document.get("parallelism.expert_tensor_parallel_degree")) or 1
+    if parts > 1 and (whole(fields.get("parallel.expert")) or 1) == 1:
+        draft.put("parallel.expert", parts, keys, "parallelism.expert_tensor_parallel_degree")
+
+
+def take_transformers(draft: Draft, keys: Keys) -> None:
+    why = "not written down for torchtitan: transformers' own code is taken, with all scores written out"
+    draft.not_modelled(keys, "model.name", why)
+    draft.put("stack", "transformers", keys, "model.name")
+    draft.put("attention", "eager", keys, "model.name")
+    for field in ("recompute", "parallel.expert", "compile"):
+        draft.drop(field)

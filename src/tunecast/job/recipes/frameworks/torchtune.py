@@ -3,7 +3,10 @@
 Keys and defaults are what its recipes ask for (recipes/full_finetune_distributed.py, `FullFinetuneRecipeDistributed`;
 recipes/lora_finetune_single_device.py, `LoRAFinetuneRecipeSingleDevice`) and its model builders take
 (torchtune/models/llama3_1/_model_builders.py, `lora_llama3_1_8b`). Which recipe runs is no key: the command says it,
-and every file of torchtune's own holds that command in its comments.
+and every file of torchtune's own holds that command in its comments. A file that names what only the repository has,
+and no release yet, is one of the repository (0.7).
+
+Of what torchtune loads and saves nothing is predicted, and answers say so: keys about it move nothing else.
 """
 
 from __future__ import annotations
@@ -28,12 +31,9 @@ RECIPE = "recipe"
 WITHOUT_EFFECT = (
     *("tokenizer.*", "checkpointer.*", "dataset.*", "dataset_val.*", "optimizer.*", "lr_scheduler.*", "loss.*"),
     *("metric_logger.*", "profiler.*", "log_*", "device", "shuffle", "resume_from_checkpoint", "name", "*_path"),
-    *("cudnn_deterministic_mode", "keep_last_n_checkpoints", "collate_fn"),
+    *("cudnn_deterministic_mode", "keep_last_n_checkpoints", "collate_fn", "save_adapter_weights_only"),
 )
-ONE, SEVERAL, LORA_ONE = (
-    f"recipes/{name}.py"
-    for name in ("full_finetune_single_device", "full_finetune_distributed", "lora_finetune_single_device")
-)
+ONE, SEVERAL = (f"recipes/{name}.py" for name in ("full_finetune_single_device", "full_finetune_distributed"))
 BUILDER = "torchtune/models/llama3_1/_model_builders.py: lora_llama3_1_8b"
 DEFAULTS: Mapping[str, tuple[object, str]] = {
     "compile": (False, f'{SEVERAL}: get("compile")'),
@@ -44,7 +44,6 @@ DEFAULTS: Mapping[str, tuple[object, str]] = {
     "parallel.reshard_after_forward": (True, f'{SEVERAL}: get("fsdp_reshard_after_forward")'),
     "parallel.offload": (False, f'{SEVERAL}: get("fsdp_cpu_offload")'),
     "parallel.tensor": (1, f'{SEVERAL}: get("tensor_parallel_dim")'),
-    "run.save_contents": (False, f'{LORA_ONE}: get("save_adapter_weights_only")'),
     "lora.rank": (8, f"{BUILDER}.lora_rank"),
     "lora.alpha": (16, f"{BUILDER}.lora_alpha"),
     "lora.dropout": (0.0, f"{BUILDER}.lora_dropout"),
@@ -82,8 +81,11 @@ MODELS: Mapping[str, str] = {
 }  # fmt: skip
 """Builders of torchtune/models/*/_model_builders.py by name, without `lora_`, `qlora_`, `_base` and `_instruct`."""
 
-NOT_WRITTEN_DOWN = ("gemma2_", "qwen3_")
-"""Builders of which the closed form has no modules."""
+UNRELEASED = "0.7.0"
+"""What the repository calls itself after its last release, and what a file names that only it has."""
+OF_UNRELEASED = ("LinearCrossEntropyLoss", "qwen3_", "llama4_")
+BASE_POSITIONS = 32768
+"""Of Qwen 3's base models, whose tables torchtune makes shorter than those of the others."""
 ATTENTION = {"q_proj": "q_proj", "k_proj": "k_proj", "v_proj": "v_proj", "output_proj": "o_proj"}
 MLP = ("gate_proj", "up_proj", "down_proj")
 """torchtune's w1, w3 and w2."""
@@ -190,6 +192,7 @@ def read(draft: Draft, request: Request) -> None:
     draft.put("stack", "torchtune", keys, "model._component_", "tokenizer._component_")
     recipe = take_recipe(draft, keys, request)
     take_task(draft, keys, recipe)
+    take_release(draft, keys)
     take_model(draft, keys)
     take_precision(draft, keys)
     take_optimizer(draft, keys)
@@ -234,7 +237,7 @@ def take_task(draft: Draft, keys: Keys, recipe: str) -> None:
         draft.refuse(*OTHER_TASKS["ppo"])
     if not keys.has("optimizer") and not keys.has("training"):
         draft.refuse(*OTHER_TASKS["eleuther_eval" if keys.has("tasks") else "generate"])
-    if "vision" in builder or "llama4" in builder:
+    if "vision" in builder or any(".multimodal." in name for name in components(keys.document)):
         draft.refuse("vision", "images beside text")
     if keys.has("early_exit_loss") or keys.has("layer_dropout"):
         draft.refuse(*OTHER_TASKS["early_exit"])
@@ -246,6 +249,13 @@ def take_task(draft: Draft, keys: Keys, recipe: str) -> None:
         draft.put("task", "dpo", keys, "loss._component_")
     else:
         draft.assume("task", "sft")
+
+
+def take_release(draft: Draft, keys: Keys) -> None:
+    for key in ("loss._component_", "model._component_"):
+        if re.sub("^q?lora_", "", last_name(keys.document.get(key))).startswith(OF_UNRELEASED):
+            draft.put("stack_version", UNRELEASED, keys, key)
+            return
 
 
 def last_name(component: object) -> str:
@@ -270,6 +280,10 @@ def take_model(draft: Draft, keys: Keys) -> None:
     else:
         draft.take("model", keys, "checkpointer.checkpoint_dir")
         draft.not_modelled(keys, "model._component_", "a builder that is not known here: its shape is the checkpoint's")
+    if plain.startswith("qwen3_") and plain.endswith("_base"):
+        draft.not_modelled(
+            keys, "model._component_", f"its tables have {BASE_POSITIONS} positions; config.json's are taken"
+        )
     if method == "lora" and keys.get("model.quantize_base") is True:
         method = "qlora"
     draft.put("method", method, keys, "model._component_")
@@ -376,8 +390,6 @@ def take_run(draft: Draft, keys: Keys) -> None:
         draft.put("run.save_strategy", "steps", keys, "save_every_n_steps")
         draft.take("run.save_steps", keys, "save_every_n_steps")
     draft.assume("run.save_strategy", "epoch")
-    if keys.document.get("save_adapter_weights_only"):
-        draft.not_modelled(keys, "save_adapter_weights_only", "a checkpoint is the adapters alone")
     if keys.document.get("enable_async_checkpointing"):
         draft.not_modelled(keys, "enable_async_checkpointing", "checkpoints are copied to the host and written aside")
 
@@ -402,26 +414,33 @@ def take_stand_in(draft: Draft, keys: Keys) -> None:
     """What the closed form of torchtune does not have is taken as transformers does it, in torchtune's dtypes."""
     fields = draft.fields
     shared = "parallel.data" in fields and fields.get("hardware.gpus") != 1
+    quantised = fields.get("method") == "qlora"
+    is_llama4 = plain_builder(keys)[1].startswith("llama4_")
     missing = {
-        "model._component_": plain_builder(keys)[1].startswith(NOT_WRITTEN_DOWN),
-        "model.use_dora": fields.get("lora.dora") is True,
-        "model.quantize_base": shared and fields.get("method") == "qlora",
+        "model._component_": (is_llama4, "Llama 4's text layers, without the frozen vision tower,"),
+        "model.use_dora": (quantised and fields.get("lora.dora") is True, "DoRA over NF4 weights"),
+        "model.quantize_base": (quantised and shared, "NF4 weights cut over cards"),
     }
-    for name, is_missing in missing.items():
+    for name, (is_missing, what) in missing.items():
         if is_missing:
             fields["stack"] = "transformers"
-            draft.not_modelled(keys, name, "not written down for torchtune: an estimate of transformers' own code")
+            draft.not_modelled(keys, name, f"{what}: not written down for torchtune, transformers' own code is taken")
     if fields["stack"] == "transformers":
-        fields.pop("loss", None)
+        for field in ("loss", "stack_version", "parallel.shard_ends"):
+            draft.drop(field)
+        if "parallel.tensor" in fields:
+            draft.drop("parallel.tensor")
+            draft.not_modelled(keys, "tensor_parallel_dim", "every card is taken as one of FSDP's")
+    if is_llama4:
+        keys.ignore("model.decoder_trainable", "model.encoder_trainable", "model.fusion_trainable")
 
 
 def take_units(draft: Draft, keys: Keys) -> None:
-    """The closed form of full training has embedding and head as units of their own, that of adapters has not."""
+    """Embedding and head as units of their own. Where they are one weight the embedding is all there is to name."""
     named = keys.get("custom_sharded_layers")
-    apart = isinstance(named, list) and {"tok_embeddings"} <= {str(name) for name in named}
-    if apart != (draft.fields.get("method") == "full"):
-        why = "embedding and head are gathered apart from the rest"
-        if not apart:
-            why = "embedding and head are gathered with the rest, not apart as is taken here"
-        line = keys.document.line("custom_sharded_layers" if named is not None else "model._component_")
-        draft.note(Place(keys.document.file, line, "custom_sharded_layers"), why)
+    ends = {str(name).rpartition(".")[2] for name in named} if isinstance(named, list) else set()
+    if ends - {"tok_embeddings", "output"}:
+        draft.not_modelled(
+            keys, "custom_sharded_layers", "layers that are gathered apart, other than embedding and head"
+        )
+    draft.put("parallel.shard_ends", "tok_embeddings" in ends, keys, "custom_sharded_layers", "model._component_")

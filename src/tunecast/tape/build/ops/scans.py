@@ -147,6 +147,22 @@ def add_to_part(base: Tensor, part: Callable[[Tensor], Tensor], value: Tensor) -
     return out
 
 
+def scale_part(base: Tensor, part: Callable[[Tensor], Tensor]) -> Tensor:
+    """part(base) *= number, in the same way: the gradient's part is scaled apart and put back."""
+    machine, base_like = base.machine, (base.shape, base.strides)
+
+    def back(node: Node, gradients: Gradients) -> Sequence[Any]:
+        result, view, piece = _taken_out(base_like, part, gradients[0])
+        scaled = machine.run("mul", (piece,), piece.shape, piece.dtype)
+        machine.launch("copy_", (view, scaled), scaled.dtype, scaled.nbytes)
+        return (result,)
+
+    machine.launch("mul_", (base,), base.dtype, base.nbytes)
+    out = record(base.alias(base.shape, base.strides), (base,), back)
+    out.is_view = False
+    return out
+
+
 def _taken_out(
     base_like: tuple[Shape, Shape | None], part: Callable[[Tensor], Tensor], gradient: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:

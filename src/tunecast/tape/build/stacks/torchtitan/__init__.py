@@ -4,6 +4,7 @@ decoder.py    torchtitan 0.3's decoder on paper (torchtitan/models/common: decod
               `FusedQKVLinear`, `GQAttention`, `FlexAttention`; rope.py, `ComplexRoPE`, `CosSinRoPE`), as Llama 3 and
               dense Qwen 3 have it
 experts.py    torchtitan's mixture of experts on paper, its experts on one rank or on several
+llama4.py     torchtitan's Llama 4 on paper
 loop.py       `Trainer.train_step` and `forward_backward_step`, without a pipeline and with one
 model.py      torchtitan's Llama 3, Qwen 3 and DeepSeek V3 on paper
 parallel.py   how torchtitan spreads a model: which ranks do what, FSDP2's units
@@ -33,6 +34,7 @@ from tunecast.tape.build.sharding.tensor import TensorParallel
 from tunecast.tape.build.stacks import Refusals, leaves_out, no_such_model
 from tunecast.tape.build.stacks.torchtitan import decoder
 from tunecast.tape.build.stacks.torchtitan.experts import MoE
+from tunecast.tape.build.stacks.torchtitan.llama4 import Llama4Model
 from tunecast.tape.build.stacks.torchtitan.loop import Pipeline, Trainer
 from tunecast.tape.build.stacks.torchtitan.model import DeepSeekModel, Qwen3Model, Qwen3MoeModel, Transformer
 from tunecast.tape.build.stacks.torchtitan.parallel import ranks_of, scheme_of, split_layers, to_empty
@@ -54,14 +56,15 @@ FAMILIES: Mapping[str, type[Transformer]] = {
     "qwen3_moe": Qwen3MoeModel,
     "deepseek_v3": DeepSeekModel,
     "deepseek_v2": DeepSeekModel,
+    "llama4_text": Llama4Model,
 }
-
-
+TIED = "torchtitan ties embedding and head, of which two are counted here"
 REWRITTEN: Mapping[str, type[Transformer]] = {"llama": decoder.Llama3Model, "qwen3": decoder.Qwen3Model}
 """As 0.3 has them."""
 
 
 def model(machine: Machine, config: Mapping[str, Any]) -> Any:
+    config = config.get("text_config", config)
     family = FAMILIES.get(config["model_type"])
     return None if family is None else family(machine, config, release_of(None, Card().capability), 1)
 
@@ -118,15 +121,16 @@ def load(
     job: Job, config: Mapping[str, Any], machine: Machine, release: TitanRelease, scheme: Scheme,
     split: TensorParallel | None,
 ) -> Transformer:  # fmt: skip
+    config = config.get("text_config", config)
     family = (REWRITTEN if release.is_rewritten else FAMILIES).get(config["model_type"])
     if family is None:
         raise no_such_model(job.stack, config["model_type"])
     if config.get("tie_word_embeddings"):
-        if config["model_type"] != "llama":
-            raise Unsupported.at("model", "embedding and head are one weight, which is not written down")
-        machine.assumptions["torchtitan's Llama keeps embedding and head apart, also where config.json ties them"] = (
-            None
-        )
+        if config["model_type"] == "llama":
+            own = "torchtitan's Llama keeps embedding and head apart, also where config.json ties them"
+            machine.assumptions[own] = None
+        else:
+            machine.guesses[TIED] = None
     if job.weights_dtype == "float16" or job.autocast == "float16":
         raise UsageError.at("weights_dtype", "torchtitan trains in bfloat16 and float32")
     first = job.parallel.pipeline == 1 or machine.ends is None or machine.ends.embedding

@@ -34,7 +34,7 @@ LaidOut = tuple[tuple[int, ...], Tensor, Tensor, Tensor]
 
 
 class Routing(NamedTuple):
-    """`MoEArgs`, with scores after the experts."""
+    """`MoEArgs`."""
 
     experts: int
     top_k: int
@@ -46,6 +46,8 @@ class Routing(NamedTuple):
     route_scale: float = 1.0
     groups: int = 1
     limited_groups: int = 1
+    scores_first: bool = False
+    """Tokens are weighed before the experts (`score_before_experts`), else what comes of them."""
 
 
 class MoE(Module):
@@ -56,6 +58,7 @@ class MoE(Module):
         self.router = Router(machine, dim, routing)
         self.reorderer = Reorderer(machine, count)
         self.shared_experts = routing.shared
+        self.scores_first = routing.scores_first
         self.expert_bias = self.buffer(count)
         self.tokens_per_expert = self.buffer(count)
 
@@ -69,14 +72,19 @@ class MoE(Module):
             top_scores, selected_experts_indices
         )
         routed_input = x[token_indices_experts_sorted // top_k]
+        if self.scores_first:
+            routed_input = (routed_input.float() * top_scores_experts_sorted.reshape(-1, 1)).to(x.dtype)
         routed_output = self.experts(routed_input, num_tokens_per_expert)
         out = None if self.shared_experts is None else self.shared_experts(x)
         routed_output_unsorted = machine.run("zeros", (), (bs * slen * top_k, dim), routed_output.dtype)
         self.experts.sent.clear()
         routed_output_unsorted = put_at(routed_output_unsorted, token_indices_experts_sorted, routed_output)
         routed_output_unsorted = routed_output_unsorted.reshape(-1, top_k, dim)
-        out_experts = weigh(top_scores, routed_output_unsorted.float()).to(x.dtype)
-        out_experts = out_experts.squeeze(1)
+        if self.scores_first:
+            out_experts = routed_output_unsorted.sum(1)
+        else:
+            out_experts = weigh(top_scores, routed_output_unsorted.float()).to(x.dtype)
+            out_experts = out_experts.squeeze(1)
         summed = out_experts if out is None else out + out_experts
         del top_scores_experts_sorted
         return summed.reshape(bs, slen, dim)

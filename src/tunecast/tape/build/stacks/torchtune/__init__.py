@@ -1,19 +1,22 @@
 """torchtune's single-device recipes, recipes/{full,lora}_finetune_single_device.py of 0.6.1, on paper.
 
-builders.py  from a config.json to torchtune's builders
-first.py     what torchtune 0.1.0 did otherwise
-modules.py   torchtune's modules on paper, and what 0.4.0 does otherwise
-nf4.py       torchao's NF4 weights on paper
+attentions.py  attention that a family has for itself: Gemma 2, Qwen 3
+builders.py    from a config.json to torchtune's builders
+dora.py        torchtune's DoRA on paper
+first.py       what torchtune 0.1.0 did otherwise
+modules.py     torchtune's modules on paper, and what 0.4.0 does otherwise
+newer.py       what the repository does otherwise after 0.6.1, the last release
+nf4.py         torchao's NF4 weights on paper
 
 Weights and adapters are in one dtype, nothing is cast on the way (`dtype: bf16`). A release from 0.3 to 0.4 is 0.4.0,
-later ones are 0.6.1 (`stack_version`).
+0.7 is the repository's main branch, others are 0.6.1 (`stack_version`).
 
 torchtune's distributed recipes on paper (0.6.1, recipes/full_finetune_distributed.py): FSDP2 without a policy.
 
 Weights stay in their dtype, gradients are summed in it, after every micro-batch. A unit a layer; the files for full
 training of Llama 3 and later also name the embedding and the head (`custom_sharded_layers`). The model itself, with
-what is left, is given back after the forward pass like the others (`shard_model`). A head that is called chunk by chunk
-is gathered for each, in both passes.
+what is left, is given back after the forward pass like the others, and since 0.7 kept (`shard_model`). A head that is
+called chunk by chunk is gathered for each, in both passes.
 """
 
 from __future__ import annotations
@@ -39,7 +42,8 @@ from tunecast.tape.build.sharding.host import is_on_host
 from tunecast.tape.build.sharding.scheme import Scheme, ranks_of
 from tunecast.tape.build.stacks import Refusals, leaves_out, no_such_model
 from tunecast.tape.build.stacks.torchtune import first, modules
-from tunecast.tape.build.stacks.torchtune.builders import FIRST, NEWEST, Adapters, Release, build
+from tunecast.tape.build.stacks.torchtune.builders import FIRST, NEWEST, UNRELEASED, Adapters, Release, build
+from tunecast.tape.build.stacks.torchtune.newer import LinearCrossEntropyLoss
 from tunecast.tape.build.stacks.torchtune.nf4 import FrozenNF4Linear
 from tunecast.tape.build.tensor import Tensor
 from tunecast.tape.op import Phase, Role
@@ -83,13 +87,14 @@ class TuneFsdp(AccelerateFsdp2):
             wrapped = Wrapped(layer)
             setattr(model.layer_list, name, wrapped)
             sharder.shard([wrapped], reshards)
-        if self.job.method == "full":
+        apart = self.job.parallel.shard_ends
+        if self.job.method == "full" if apart is None else apart:
             for end in (model.output, model.tok_embeddings):
                 if end.own:  # a head that is the embedding has none
                     sharder.shard([end], reshards)
         sharder.shard_root(model)
         assert sharder.root is not None
-        sharder.root.reshards = reshards
+        sharder.root.reshards = reshards and release_of(self.job) < UNRELEASED
 
     def micro_batch(self, last: bool) -> Any:
         return Scheme.micro_batch(self, last)
@@ -124,7 +129,7 @@ def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: 
     require_one_gradient(job)
     with machine.scheme.loading():
         model = load(job, config, machine)
-    loss_fn: Any = modules.CrossEntropy(machine) if job.loss == "full" else modules.CEWithChunkedOutputLoss(machine)
+    loss_fn = loss_of(job, model)
     loss_fn.name_all("loss")
     if job.compile and release_of(job) != FIRST:
         loss_fn.compile()
@@ -141,14 +146,28 @@ def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: 
         train_first(job, model, optimizer, lengths)
         return
     machine.name_head("output", "loss")
-    if job.loss != "full":
+    if release_of(job) == UNRELEASED:
+        model.skip_output_layer = job.loss != "full"
+    elif job.loss != "full":
         model.num_output_chunks = modules.OUTPUT_CHUNKS
-    ignore_labels = machine.run("full", (), (job.micro_batch, 1), INT64)
+    ignore_labels = None
+    if release_of(job) < UNRELEASED:
+        ignore_labels = machine.run("full", (), (job.micro_batch, 1), INT64)
     machine.empty_cache()
     offload = None
     if job.offload_activations:
+        if release_of(job) == UNRELEASED:
+            machine.guesses["torchtune 0.7 offloads activations as 0.6.1 does"] = None
         offload = model.offload = Offload(machine, list(model.parameters()))
     TuneRecipe(job, model, loss_fn, parameters, optimizer, ignore_labels, offload).train(lengths)
+
+
+def loss_of(job: Job, model: modules.TransformerDecoder) -> modules.CrossEntropy:
+    if job.loss == "full":
+        return modules.CrossEntropy(model.machine)
+    if release_of(job) == UNRELEASED:
+        return LinearCrossEntropyLoss(model.machine, model.output)
+    return modules.CEWithChunkedOutputLoss(model.machine)
 
 
 def train_first(job: Job, model: modules.TransformerDecoder, optimizer: Optimizer, lengths: Sequence[int]) -> None:
@@ -168,7 +187,8 @@ def train_first(job: Job, model: modules.TransformerDecoder, optimizer: Optimize
 def load(job: Job, config: Mapping[str, Any], machine: Machine) -> modules.TransformerDecoder:
     adapters = Adapters()
     if job.method != "full":
-        adapters = Adapters(targets(job), job.lora.rank, job.lora.dropout_fraction, job.quantization.format == "nf4")
+        quantized = job.quantization.format == "nf4"
+        adapters = Adapters(targets(job), job.lora.rank, job.lora.dropout_fraction, quantized, job.lora.dora)
     model = build(machine, config, adapters, release_of(job))
     if model is None:
         raise no_such_model(job.stack, config["model_type"])
@@ -183,9 +203,9 @@ def load(job: Job, config: Mapping[str, Any], machine: Machine) -> modules.Trans
             if isinstance(module, FrozenNF4Linear):
                 module.quantize()
                 module.weight.requires_grad = False
-            for tensor in module.own.values():
+            for name, tensor in module.own.items():
                 if tensor.storage is None:
-                    adapter = ".lora_" in module.path
+                    adapter = ".lora_" in module.path or name == "magnitude"
                     bring(tensor, module.path, Role.ADAPTERS if adapter else Role.WEIGHTS)
                     tensor.requires_grad = tensor.requires_grad and (job.method == "full" or adapter)
     for layer in model.layers():
@@ -197,17 +217,17 @@ def release_of(job: Job) -> Release:
     if job.stack_version is None:
         return NEWEST
     release = minor(job.stack_version)
-    if release != FIRST and not OLDEST <= release <= NEWEST:
+    if release != FIRST and not OLDEST <= release <= UNRELEASED:
         raise UsageError.at(
-            "stack_version", f"got {job.stack_version}; torchtune's 0.1 and 0.3 to 0.6 are written down"
+            "stack_version", f"got {job.stack_version}; torchtune's 0.1 and 0.3 to 0.7 are written down"
         )
     return release
 
 
 def targets(job: Job) -> Collection[str]:
     given = job.lora.targets
-    if job.lora.dora:
-        raise Unsupported.at("lora.dora", "torchtune's DoRALinear is not written down")
+    if job.lora.dora and job.quantization.format is not None:
+        raise Unsupported.at("lora.dora", "torchtune's DoRALinear over NF4 weights is not written down")
     assert given is not None, "targets follow from the stack: fill_in comes first"
     if given == "attention":
         return ATTENTION
@@ -227,16 +247,21 @@ class TuneRecipe:
 
     def __init__(
         self, job: Job, model: modules.TransformerDecoder, loss_fn: Any, parameters: Sequence[Tensor],
-        optimizer: Optimizer, ignore_labels: Tensor, offload: Offload | None,
+        optimizer: Optimizer, ignore_labels: Tensor | None, offload: Offload | None,
     ) -> None:  # fmt: skip
         self.job, self.model, self.loss_fn = job, model, loss_fn
         self.parameters, self.optimizer, self.ignore_labels = parameters, optimizer, ignore_labels
         self.machine, self.offload = model.machine, offload
+        self.newer = ignore_labels is None
+        self.grad_norm: Tensor | None = None
+        """Of the last step: since 0.7 a name holds it."""
 
     def train(self, lengths: Sequence[int]) -> None:
         machine, job = self.machine, self.job
         running_loss: Any = None
         num_tokens: Any = None
+        loss_factor: Any = None
+        loss_to_log: Any = None
         for length in machine.steps(lengths):
             for number in range(job.grad_accum):
                 machine.take_turn(number)
@@ -248,14 +273,23 @@ class TuneRecipe:
                 current_num_tokens = batch["labels"].ne(modules.CrossEntropy.ignore_index).sum()
                 if num_tokens is None:
                     num_tokens = current_num_tokens + 0
-                current_loss = self.loss_step(batch) * current_num_tokens
-                running_loss = current_loss + 0 if running_loss is None else running_loss.add_(current_loss)
+                if self.newer:
+                    loss_factor = 1.0 if job.optimizer_in_backward else current_num_tokens
+                    current_loss = self.loss_step(batch) * loss_factor
+                    with machine.no_grad():
+                        running_loss = current_loss + 0 if running_loss is None else running_loss.add_(current_loss)
+                else:
+                    current_loss = self.loss_step(batch) * current_num_tokens
+                    running_loss = current_loss + 0 if running_loss is None else running_loss.add_(current_loss)
                 backward(current_loss)
             if not job.optimizer_in_backward:
                 self.take_step(num_tokens)
-            loss_to_log = 1 / num_tokens
+            if self.newer:
+                running_loss / num_tokens  # read, and gone
+            else:
+                loss_to_log = 1 / num_tokens
             running_loss = num_tokens = None
-        del batch, current_num_tokens, current_loss, loss_to_log  # as the next step would
+        del batch, current_num_tokens, loss_factor, current_loss, loss_to_log  # as the next step would
         if self.offload is not None:
             self.offload.node = None
         machine.end()
@@ -266,8 +300,9 @@ class TuneRecipe:
         machine.phase, machine.in_forward = Phase.FORWARD, True
         with contextlib.nullcontext() if self.offload is None else self.offload.active():
             logits = self.model(**batch)
-        labels = machine.run("cat", (labels, self.ignore_labels), labels.shape, INT64)
-        if not isinstance(logits, list):
+        if self.ignore_labels is not None:
+            labels = machine.run("cat", (labels, self.ignore_labels), labels.shape, INT64)
+        if self.job.loss == "full":
             labels = labels.reshape(-1)
             logits = logits.reshape(-1, logits.shape[-1])
         loss = self.loss_fn(logits, labels)
@@ -275,10 +310,19 @@ class TuneRecipe:
         return loss
 
     def take_step(self, num_tokens: Tensor) -> None:
-        machine = self.machine
+        machine, job = self.machine, self.job
+        self.grad_norm = None
         scaler = 1 / num_tokens
-        for parameter in self.parameters:
-            if parameter.grad is not None and not is_on_host(parameter):
-                machine.launch("mul_", (parameter.grad, scaler), parameter.dtype, parameter.nbytes)
-        del scaler
-        machine.scheme.end_step(self.parameters, self.optimizer)
+        scaled = [p.grad for p in self.parameters if p.grad is not None and not is_on_host(p)]
+        if self.newer:
+            machine.launch("_foreach_mul_", (*scaled, scaler), scaled[0].dtype if scaled else INT64, 0)
+        else:
+            for gradient in scaled:
+                machine.launch("mul_", (gradient, scaler), gradient.dtype, gradient.nbytes)
+        del scaler, scaled
+        norm = machine.scheme.clip(self.parameters) if job.max_grad_norm else None
+        if self.newer:
+            self.grad_norm = norm
+        del norm
+        self.optimizer.take_step()
+        self.optimizer.zero_grad()

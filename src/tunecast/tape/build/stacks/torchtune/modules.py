@@ -65,7 +65,7 @@ def fused_rms_norm(x: Tensor, weight: Tensor) -> Tensor:
 
 
 class RMSNorm4(RMSNorm):
-    """0.4.0: written out, and the weight is multiplied in bf16."""
+    """0.4.0, and again since 0.7: written out, and the weight is multiplied in bf16."""
 
     def forward(self, x: Tensor) -> Tensor:
         x_fp32 = x.float()
@@ -327,8 +327,11 @@ class TransformerDecoder(Module):
     offload: Any = None
     """Where saved tensors go away, those of the head stay (`get_act_offloading_ctx_manager`)."""
 
+    skip_output_layer = False
+    """Since 0.7: the loss calls the head."""
+
     def __init__(
-        self, machine: Machine, tok_embeddings: Embedding, layers: ModuleList, norm: RMSNorm, output: Module
+        self, machine: Machine, tok_embeddings: Embedding, layers: ModuleList, norm: Module, output: Module
     ) -> None:
         super().__init__(machine)
         self.tok_embeddings, self.layer_list, self.norm, self.output = tok_embeddings, layers, norm, output
@@ -352,6 +355,8 @@ class TransformerDecoder(Module):
     def unembed(self, h: Tensor) -> Any:
         """The caller keeps the last layer's result; in 0.4.0, where this was part of it, it does not."""
         h = self.norm(h)
+        if self.skip_output_layer:
+            return h
         if self.num_output_chunks:
             return [self.head(chunk) for chunk in h.chunk(self.num_output_chunks, 1)]
         return self.head(h).float()
