@@ -75,7 +75,7 @@ class Quantization(Section):
     )
     experts: bool = field(
         False,
-        Origin("transformers", "integrations/bitsandbytes.py replaces linear layers alone"),
+        transformers("integrations/bitsandbytes.py: linear layers alone are replaced"),
         "quantise the stacked weights of experts too, which bitsandbytes leaves as they are (nf4, fp4 and int8; "
         "Axolotl's quantize_moe_experts)",
         aka="quantize_moe_experts",

@@ -24,7 +24,7 @@ from tunecast.job.readers import JobError, read_jobs
 from tunecast.job.recipes import cards
 from tunecast.job.recipes.document import Document, mapping_of
 from tunecast.job.recipes.recipe import Recipe
-from tunecast.job.recipes.request import Launch, Request
+from tunecast.job.recipes.request import Launch, ReadRequest
 from tunecast.job.recipes.words import Word
 from tunecast.report.lists.recipe import recipe_text
 
@@ -290,7 +290,7 @@ def key_input(rng: Random, number: int) -> Input:
 
     def ask() -> Said:
         document = Document("file.yaml", mapping_of(tree, "file.yaml"), {}, json.dumps(plain(tree), default=str))
-        found = recipes.recipe_of(Request(document, Path(), Launch(gpus=gpus)))
+        found = recipes.recipe_of(ReadRequest(document, Path(), Launch(gpus=gpus)))
         if found is None:
             return Said(2)
         use(found, overrides)

@@ -12,13 +12,13 @@ from tunecast.job.recipes import huggingface
 from tunecast.job.recipes.document import Document
 from tunecast.job.recipes.draft import Draft
 from tunecast.job.recipes.recipe import Recipe
-from tunecast.job.recipes.request import Request
+from tunecast.job.recipes.request import ReadRequest
 
 
 def read(keys: dict[str, Any], folder: Path = Path("/nowhere"), trl: bool = False) -> Recipe:
     document = Document("args.yaml", keys, {name: number for number, name in enumerate(keys, 1)})
     draft = Draft("trl", "1.16.0")
-    request = Request(document, folder)
+    request = ReadRequest(document, folder)
     of = draft.keys(document, (*huggingface.WITHOUT_EFFECT, *huggingface.SFT_WITHOUT_EFFECT))
     defaults = huggingface.TRL_ARGUMENTS if trl else huggingface.TRAINING_ARGUMENTS
     huggingface.take_model_config(draft, of)

@@ -10,12 +10,12 @@ from tunecast.job.recipes.commands import commands_of
 from tunecast.job.recipes.document import Document, yaml_document
 from tunecast.job.recipes.launch.launchers import Started, launched
 from tunecast.job.recipes.launch.schedulers import is_task, of_skypilot, of_slurm
-from tunecast.job.recipes.request import Launch, Request
+from tunecast.job.recipes.request import Launch, ReadRequest
 
 
 def started(text: str, folder: Path = Path(), around: Launch | None = None) -> Started:
     command = commands_of(text)[-1]
-    return launched(command, Request(Document("t.sh", {}, {}), folder, around or Launch()), "t.sh")
+    return launched(command, ReadRequest(Document("t.sh", {}, {}), folder, around or Launch()), "t.sh")
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from tunecast.job.recipes.document import json_document, yaml_document
 from tunecast.job.recipes.parts.accelerate import read_accelerate
 from tunecast.job.recipes.parts.deepspeed import read_deepspeed, take_deepspeed
 from tunecast.job.recipes.parts.fsdp import take_fsdp
-from tunecast.job.recipes.request import Launch, Request
+from tunecast.job.recipes.request import Launch, ReadRequest
 from tunecast.job.recipes.values import number, switch, whole, word
 
 ZERO_3: Mapping[str, Any] = {
@@ -35,7 +35,7 @@ def deepspeed(values: Mapping[str, Any], **fields: Any) -> tuple[Draft, Recipe]:
     for field, value in fields.items():
         draft.put(field.replace("__", "."), value, outer, "here")
     document = json_document(json.dumps(values), "ds.json")
-    read_deepspeed(draft, document, Request(document, Path(".")))
+    read_deepspeed(draft, document, ReadRequest(document, Path(".")))
     return draft, draft.finish()
 
 
@@ -45,7 +45,7 @@ def accelerate(text: str, **fields: Any) -> Recipe:
     for field, value in fields.items():
         draft.put(field.replace("__", "."), value, outer, "here")
     document = yaml_document(text, "accelerate.yaml")
-    read_accelerate(draft, document, Request(document, Path(".")))
+    read_accelerate(draft, document, ReadRequest(document, Path(".")))
     return draft.finish()
 
 
@@ -168,7 +168,7 @@ class TestPointer:
         for given, expected in (("ds.json", "zero3"), ({"zero_optimization": {"stage": 1}}, "zero1")):
             document = json_document(json.dumps({"deepspeed": given}), "outer.json")
             draft = Draft("outer", "1.0")
-            assert take_deepspeed(draft, draft.keys(document), "deepspeed", Request(document, tmp_path))
+            assert take_deepspeed(draft, draft.keys(document), "deepspeed", ReadRequest(document, tmp_path))
             assert draft.fields["parallel.data"] == expected
 
     def test_a_file_that_is_not_there_is_known_by_its_name(self, tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ class TestPointer:
         ):
             document = json_document(json.dumps({"deepspeed": name}), "outer.json")
             draft = Draft("outer", "1.0")
-            take_deepspeed(draft, draft.keys(document), "deepspeed", Request(document, tmp_path))
+            take_deepspeed(draft, draft.keys(document), "deepspeed", ReadRequest(document, tmp_path))
             recipe = draft.finish()
             assert "deepspeed" in unread(recipe)
             assert recipe.job.get("parallel", {}).get("data") == data
@@ -189,7 +189,7 @@ class TestPointer:
     def test_nothing_to_point_to(self, value: Any) -> None:
         document = json_document(json.dumps({"deepspeed": value}), "outer.json")
         draft = Draft("outer", "1.0")
-        assert not take_deepspeed(draft, draft.keys(document), "deepspeed", Request(document, Path(".")))
+        assert not take_deepspeed(draft, draft.keys(document), "deepspeed", ReadRequest(document, Path(".")))
 
 
 FSDP = """
@@ -238,7 +238,7 @@ class TestAccelerate:
             Draft("outer", "1.0"),
             yaml_document("distributed_type: MULTI_GPU\nnum_processes: 8", "a.yaml"),
         )
-        read_accelerate(draft, document, Request(document, Path("."), Launch(gpus=2)))
+        read_accelerate(draft, document, ReadRequest(document, Path("."), Launch(gpus=2)))
         assert "hardware.gpus" not in draft.fields
 
     def test_its_deepspeed(self) -> None:

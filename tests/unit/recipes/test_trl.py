@@ -14,7 +14,7 @@ from tunecast.job.recipes.document import Document, yaml_document
 from tunecast.job.recipes.draft import Draft
 from tunecast.job.recipes.frameworks import trl
 from tunecast.job.recipes.recipe import Recipe
-from tunecast.job.recipes.request import Launch, Request
+from tunecast.job.recipes.request import Launch, ReadRequest
 
 SFT = """\
 model_name_or_path: meta-llama/Llama-3.1-8B
@@ -37,7 +37,7 @@ def read(text: str, command: str = "", values: dict[str, Any] | None = None, lau
     document = yaml_document(text, "config.yaml").with_values(values or {})
     assert trl.recognises(document)
     draft = Draft(trl.NAME, trl.RELEASE)
-    trl.read(draft, Request(document, Path("/nowhere/recipes"), launch or Launch(), command))
+    trl.read(draft, ReadRequest(document, Path("/nowhere/recipes"), launch or Launch(), command))
     return draft.finish()
 
 
@@ -145,7 +145,7 @@ def test_any_type_may_stand_anywhere(value: object) -> None:
     for name in ("model_name_or_path", "loss_type", "env", "accelerate_config", "dataset_mixture", "beta"):
         tree = {"model_name_or_path": "gpt2", "output_dir": "x"} | {name: value}
         draft = Draft(trl.NAME, trl.RELEASE)
-        trl.read(draft, Request(Document("x.yaml", tree, {}), Path("/nowhere")))
+        trl.read(draft, ReadRequest(Document("x.yaml", tree, {}), Path("/nowhere")))
         draft.finish()
 
 

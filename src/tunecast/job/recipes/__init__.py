@@ -45,7 +45,7 @@ from tunecast.job.recipes.draft import Draft
 from tunecast.job.recipes.launch.schedulers import Ordered, is_task, of_skypilot, of_slurm
 from tunecast.job.recipes.parts.accelerate import read_accelerate
 from tunecast.job.recipes.recipe import Place, Recipe
-from tunecast.job.recipes.request import Launch, Request
+from tunecast.job.recipes.request import Launch, ReadRequest
 from tunecast.job.recipes.trainings import request_of, trainings_of, without_training
 
 FRAMEWORKS: tuple[str, ...] = (
@@ -89,7 +89,7 @@ def find_recipe(path: Path, values: Mapping[str, Any] | None = None) -> Recipe |
     document = document.with_values(values or {})
     if is_job(document):
         return None
-    found = recipe_of(Request(document, path.parent))
+    found = recipe_of(ReadRequest(document, path.parent))
     if found is None:
         raise_if_without_training(path, (use_of(document) for use_of in uses_without_training()))
     return found
@@ -117,7 +117,7 @@ def recipe_of_job(document: Document) -> Recipe:
     return draft.finish()
 
 
-def recipe_of(request: Request) -> Recipe | None:
+def recipe_of(request: ReadRequest) -> Recipe | None:
     names = [f"frameworks.{name}" for name in FRAMEWORKS] + [f"parts.{name}" for name in PARTS]
     for name in names:
         framework = import_module(f"{__name__}.{name}")
@@ -126,7 +126,7 @@ def recipe_of(request: Request) -> Recipe | None:
     return None
 
 
-def draft_of(framework: ModuleType, request: Request) -> Draft:
+def draft_of(framework: ModuleType, request: ReadRequest) -> Draft:
     draft = Draft(framework.NAME, framework.RELEASE)
     framework.read(draft, request)
     accelerate = request.launch.accelerate

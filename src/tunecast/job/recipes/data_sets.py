@@ -17,7 +17,7 @@ from tunecast.job.lengths import data_set_of
 from tunecast.job.recipes.document import leaves
 from tunecast.job.recipes.draft import Draft, Keys
 from tunecast.job.recipes.recipe import Place
-from tunecast.job.recipes.request import Request
+from tunecast.job.recipes.request import ReadRequest
 from tunecast.job.texts.files import files_of
 
 OF_DATA = ("data.path", "data.lengths")
@@ -25,7 +25,7 @@ FIRST_ROWS = re.compile(r"\w+\[:(\d{1,12})\]")
 """A split of the `datasets` library: `train[:3000]`."""
 
 
-def take_data(draft: Draft, request: Request, patterns: Iterable[str]) -> None:
+def take_data(draft: Draft, request: ReadRequest, patterns: Iterable[str]) -> None:
     """The data sets that are named. Of one alone, `data.path` where it is a file or folder here, looked for where the
     command is given and beside the file; `data.lengths` where it is well known."""
     named = dict(_named(request, tuple(patterns)))
@@ -56,7 +56,7 @@ def take_data_set(draft: Draft, keys: Keys, key: str, name: object, split: objec
         draft.put("data.samples", int(part[1]), keys, key)
 
 
-def _named(request: Request, patterns: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+def _named(request: ReadRequest, patterns: tuple[str, ...]) -> Iterator[tuple[str, str]]:
     for key, value in leaves(request.document.tree):
         if isinstance(value, str) and value and any(fnmatchcase(key, pattern) for pattern in patterns):
             yield key, value

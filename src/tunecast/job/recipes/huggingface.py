@@ -20,7 +20,7 @@ from tunecast.job.recipes.document import Document, json_document
 from tunecast.job.recipes.draft import Draft, Keys
 from tunecast.job.recipes.parts.deepspeed import take_deepspeed
 from tunecast.job.recipes.parts.fsdp import SHARED, take_fsdp
-from tunecast.job.recipes.request import Request
+from tunecast.job.recipes.request import ReadRequest
 from tunecast.job.recipes.values import number, switch, word
 from tunecast.job.releases import RELEASES
 
@@ -124,7 +124,7 @@ WORDS: Mapping[str, Any] = {
 
 
 def take_training_arguments(
-    draft: Draft, keys: Keys, request: Request | None = None, defaults: Defaults = TRAINING_ARGUMENTS
+    draft: Draft, keys: Keys, request: ReadRequest | None = None, defaults: Defaults = TRAINING_ARGUMENTS
 ) -> None:
     """Everything of `TrainingArguments` that a job tells. Without a request, `fsdp` and `deepspeed` are left to the
     caller."""
@@ -355,7 +355,7 @@ def report_others(draft: Draft, keys: Keys, others: Mapping[str, str] = OTHERS) 
             keys.ignore(name)
 
 
-def take_trainers_fsdp(draft: Draft, keys: Keys, request: Request) -> None:
+def take_trainers_fsdp(draft: Draft, keys: Keys, request: ReadRequest) -> None:
     """`TrainingArguments._process_fsdp_args`. `fsdp` is true, or a text or list of words as older releases had it,
     whose details stand in `fsdp_config`: a mapping, a file, or text."""
     said, config = keys.get("fsdp"), keys.document.get("fsdp_config")

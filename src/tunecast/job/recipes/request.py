@@ -39,7 +39,7 @@ class Invocation(NamedTuple):
     """What its program is asked for, where that says more than the file: `dpo` of `trl dpo`."""
 
 
-class Request(NamedTuple):
+class ReadRequest(NamedTuple):
     document: Document
     folder: Path
     """That of the file."""

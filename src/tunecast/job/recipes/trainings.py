@@ -12,7 +12,7 @@ from tunecast.job.recipes.commands import ShellCommand, commands_of
 from tunecast.job.recipes.document import Document
 from tunecast.job.recipes.launch.launchers import launched
 from tunecast.job.recipes.launch.schedulers import Ordered
-from tunecast.job.recipes.request import Invocation, Launch, Request
+from tunecast.job.recipes.request import Invocation, Launch, ReadRequest
 from tunecast.job.recipes.words import Word
 from tunecast.records import NamedTuple
 
@@ -37,7 +37,7 @@ def trainings_of(
     ordered: Ordered, path: Path, frameworks: Iterable[ModuleType]
 ) -> tuple[list[Training], list[list[Word]]]:
     """And commands that serve a model beside it."""
-    request = Request(Document(str(path), {}, {}), path.parent, ordered.launch)
+    request = ReadRequest(Document(str(path), {}, {}), path.parent, ordered.launch)
     callable_by_command = [each for each in frameworks if hasattr(each, "invocation")]
     trainings: list[Training] = []
     others: list[list[Word]] = []
@@ -65,7 +65,7 @@ def without_training(ordered: Ordered, path: Path) -> str | None:
     commands = shell_commands(ordered, path)
     if not commands:
         return "it holds no command"
-    request = Request(Document(str(path), {}, {}), path.parent, ordered.launch)
+    request = ReadRequest(Document(str(path), {}, {}), path.parent, ordered.launch)
     found: dict[str, int] = {}
     for command in commands:
         words, _ = launched(command, request, str(path))
@@ -74,10 +74,10 @@ def without_training(ordered: Ordered, path: Path) -> str | None:
     return ", ".join(f"{told} (line {line})" for told, line in found.items()) or None
 
 
-def request_of(training: Training, path: Path, values: Mapping[str, Any]) -> Request:
+def request_of(training: Training, path: Path, values: Mapping[str, Any]) -> ReadRequest:
     """With `values` that win over the script's. Raises `NotResolved` where the file it names is not there."""
     invocation, file = training.invocation, str(path)
-    request = Request(Document(file, {}, {}), path.parent, training.launch, invocation.command)
+    request = ReadRequest(Document(file, {}, {}), path.parent, training.launch, invocation.command)
     document: Document | None = request.document
     if invocation.config is not None:
         document = request.open(invocation.config)

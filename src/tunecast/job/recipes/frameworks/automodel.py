@@ -26,7 +26,7 @@ from tunecast.job.recipes.frameworks.automodel_parallel import (
     take_sharding,
 )
 from tunecast.job.recipes.references import resolved
-from tunecast.job.recipes.request import Invocation, Request
+from tunecast.job.recipes.request import Invocation, ReadRequest
 from tunecast.job.recipes.words import Word, flags_of
 
 NAME = "automodel"
@@ -165,7 +165,7 @@ def calls_automodel(program: str) -> bool:
     return program.rpartition("/")[2] == "automodel" or any(part in program for part in ("nemo_automodel", "/llm_"))
 
 
-def read(draft: Draft, request: Request) -> None:
+def read(draft: Draft, request: ReadRequest) -> None:
     keys = draft.keys(resolved(request.document), WITHOUT_EFFECT)
     draft.put("stack", "automodel", keys, "recipe", "model._target_")
     take_task(draft, keys)

@@ -37,7 +37,7 @@ from tunecast.job.recipes.frameworks.axolotl_keys import (
     plugins_of,
 )  # fmt: skip
 from tunecast.job.recipes.frameworks.axolotl_run import take_run
-from tunecast.job.recipes.request import Invocation, Request
+from tunecast.job.recipes.request import Invocation, ReadRequest
 from tunecast.job.recipes.values import switch, whole, word
 from tunecast.job.recipes.words import Word, flags_of
 
@@ -91,7 +91,7 @@ def invocation(words: Sequence[Word]) -> Invocation | None:
     return Invocation(config, values, flags.lines)
 
 
-def read(draft: Draft, request: Request) -> None:
+def read(draft: Draft, request: ReadRequest) -> None:
     keys = draft.keys(request.document, WITHOUT_EFFECT)
     draft.put("stack", "axolotl", keys, "base_model")
     take_model(draft, keys, request)
@@ -115,7 +115,7 @@ def read(draft: Draft, request: Request) -> None:
             keys.ignore(name)
 
 
-def take_model(draft: Draft, keys: Keys, request: Request) -> None:
+def take_model(draft: Draft, keys: Keys, request: ReadRequest) -> None:
     model = keys.get("base_model")
     if isinstance(model, str) and model.startswith(("./", "../")):
         model = str(request.folder / model)

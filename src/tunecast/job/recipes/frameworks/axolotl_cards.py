@@ -9,11 +9,11 @@ from tunecast.job.recipes.draft import Draft, Keys
 from tunecast.job.recipes.frameworks.axolotl_keys import LIGER, LORA_KERNELS, SHIPPED, is_on, plugins_of
 from tunecast.job.recipes.parts.deepspeed import put_stage, take_deepspeed
 from tunecast.job.recipes.parts.fsdp import take_fsdp
-from tunecast.job.recipes.request import Request
+from tunecast.job.recipes.request import ReadRequest
 from tunecast.job.recipes.values import switch, whole, word
 
 
-def take_sharing(draft: Draft, keys: Keys, request: Request) -> None:
+def take_sharing(draft: Draft, keys: Keys, request: ReadRequest) -> None:
     path, fsdp = keys.get("deepspeed"), keys.get("fsdp")
     inner = keys.document.inside("fsdp_config")
     version = whole(keys.get("fsdp_version"))

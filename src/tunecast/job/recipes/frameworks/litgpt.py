@@ -14,7 +14,7 @@ from typing import Any
 
 from tunecast.job.recipes.document import Document, scalar
 from tunecast.job.recipes.draft import Draft, Keys
-from tunecast.job.recipes.request import Invocation, Request
+from tunecast.job.recipes.request import Invocation, ReadRequest
 from tunecast.job.recipes.values import switch, whole, word
 
 NAME = "litgpt"
@@ -115,7 +115,7 @@ def invocation(words: Sequence[str]) -> Invocation | None:
     return Invocation(config, values)
 
 
-def read(draft: Draft, request: Request) -> None:
+def read(draft: Draft, request: ReadRequest) -> None:
     keys = draft.keys(request.document, WITHOUT_EFFECT)
     draft.put("stack", "litgpt", keys, "checkpoint_dir", "model_name")
     kind = kind_of(keys)

@@ -22,7 +22,7 @@ from tunecast.job.recipes.huggingface import is_on
 from tunecast.job.recipes.parts.accelerate import read_accelerate
 from tunecast.job.recipes.parts.megatron import SPLITS, take_megatron
 from tunecast.job.recipes.parts.megatron import WITHOUT_EFFECT as MEGATRON_WITHOUT_EFFECT
-from tunecast.job.recipes.request import Invocation, Request
+from tunecast.job.recipes.request import Invocation, ReadRequest
 from tunecast.job.recipes.values import number, whole, word
 from tunecast.job.recipes.words import Word, assignments_of, flags_of
 
@@ -147,7 +147,7 @@ def invocation(words: Sequence[Word]) -> Invocation | None:
     return Invocation(None, flags.values, flags.lines) if known else None
 
 
-def read(draft: Draft, request: Request) -> None:
+def read(draft: Draft, request: ReadRequest) -> None:
     if llama_factory_v1.recognises(request.document):
         llama_factory_v1.read(draft, request)
         return
@@ -333,7 +333,7 @@ def take_optimizer(draft: Draft, keys: Keys) -> None:
         draft.put("optimizer", "muon", keys, "use_muon")
 
 
-def take_checkpointing(draft: Draft, keys: Keys, request: Request, is_megatron: bool) -> None:
+def take_checkpointing(draft: Draft, keys: Keys, request: ReadRequest, is_megatron: bool) -> None:
     """It is on unless it is switched off (llamafactory/model/model_utils/checkpointing.py,
     `prepare_model_for_training`), whatever the Trainer's own switch says; and of the newer kind with FSDP 2."""
     chosen = draft.fields.get("optimizer"), draft.places.get("optimizer")
@@ -362,7 +362,7 @@ def take_checkpointing(draft: Draft, keys: Keys, request: Request, is_megatron: 
     huggingface.assume(draft, "checkpoint_reentrant", DEFAULTS)
 
 
-def take_weights(draft: Draft, keys: Keys, request: Request) -> None:
+def take_weights(draft: Draft, keys: Keys, request: ReadRequest) -> None:
     if is_on(keys.get("pure_bf16")):
         draft.put("weights_dtype", "bfloat16", keys, "pure_bf16")
         if draft.fields.get("autocast") is None:
@@ -375,7 +375,7 @@ def take_weights(draft: Draft, keys: Keys, request: Request) -> None:
         keys.ignore("fp8_backend")
 
 
-def take_cards(draft: Draft, keys: Keys, request: Request) -> None:
+def take_cards(draft: Draft, keys: Keys, request: ReadRequest) -> None:
     """`ray_num_workers` counts all cards, where Ray is used. The program itself starts torchrun on several cards, and
     asks for expandable segments then (`OPTIM_TORCH`)."""
     workers = keys.get("ray_num_workers")

@@ -19,7 +19,7 @@ from tunecast.job.recipes.document import Document
 from tunecast.job.recipes.draft import Draft, Keys
 from tunecast.job.recipes.huggingface import is_on
 from tunecast.job.recipes.parts.deepspeed import take_deepspeed
-from tunecast.job.recipes.request import Request
+from tunecast.job.recipes.request import ReadRequest
 from tunecast.job.recipes.values import number, whole, word
 
 _TRAINING = "llamafactory/v1/config/training_args.py: TrainingArguments"
@@ -61,7 +61,7 @@ def recognises(document: Document) -> bool:
     return named and not exports and (chosen or (trains and document.has("model_class")))
 
 
-def read(draft: Draft, request: Request) -> None:
+def read(draft: Draft, request: ReadRequest) -> None:
     keys = draft.keys(request.document, WITHOUT_EFFECT)
     draft.take("model", keys, "model")
     draft.assume("stack", "transformers", f"{draft.framework} {draft.release}: a loop of its own around such models")
@@ -75,7 +75,7 @@ def read(draft: Draft, request: Request) -> None:
     take_loading(draft, keys)
 
 
-def take_task(draft: Draft, keys: Keys, request: Request) -> None:
+def take_task(draft: Draft, keys: Keys, request: ReadRequest) -> None:
     """The command says it: `llamafactory-cli sft x.yaml`. Of a file alone, its data set may."""
     data = keys.document.get("train_dataset")
     listed = request.open(data)
@@ -164,7 +164,7 @@ def take_rows(draft: Draft, keys: Keys) -> None:
         draft.not_modelled(keys, "batching_strategy", "the rows of a batch are one, without padding")
 
 
-def take_distribution(draft: Draft, keys: Keys, request: Request) -> None:
+def take_distribution(draft: Draft, keys: Keys, request: ReadRequest) -> None:
     """`BaseTrainer._shard_model`. Without a plugin, and with DeepSpeed, `bf16` is asked by nobody."""
     kind, half = word(keys.get("dist_config.name")), is_on(keys.get("bf16", default=True))
     if kind in ("fsdp2", "fsdpturbo"):

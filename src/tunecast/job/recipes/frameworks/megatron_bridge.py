@@ -16,7 +16,7 @@ from typing import Any
 
 from tunecast.job.recipes.document import Document, scalar
 from tunecast.job.recipes.draft import Draft, Keys
-from tunecast.job.recipes.request import Invocation, Request
+from tunecast.job.recipes.request import Invocation, ReadRequest
 
 NAME = "megatron-bridge"
 RELEASE = "0.3.1"
@@ -188,7 +188,7 @@ def invocation(words: Sequence[str]) -> Invocation | None:
     return Invocation(config, values, lines) if config or "recipe" in values else None
 
 
-def read(draft: Draft, request: Request) -> None:
+def read(draft: Draft, request: ReadRequest) -> None:
     keys = draft.keys(request.document, WITHOUT_EFFECT)
     draft.put("stack", "nemo", keys, "train")
     take_task(draft, keys)

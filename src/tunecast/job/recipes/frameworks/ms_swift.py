@@ -26,7 +26,7 @@ from tunecast.job.recipes.launch.launchers import VISIBLE
 from tunecast.job.recipes.parts.accelerate import read_accelerate
 from tunecast.job.recipes.parts.deepspeed import read_deepspeed, take_deepspeed
 from tunecast.job.recipes.recipe import Place
-from tunecast.job.recipes.request import Invocation, Request
+from tunecast.job.recipes.request import Invocation, ReadRequest
 from tunecast.job.recipes.values import number, whole, word
 from tunecast.job.recipes.words import Word, flags_of
 
@@ -179,7 +179,7 @@ def invocation(words: Sequence[Word]) -> Invocation | None:
     return Invocation(config, flags.values, flags.lines, f"megatron {command}" if is_megatron else command)
 
 
-def read(draft: Draft, request: Request) -> None:
+def read(draft: Draft, request: ReadRequest) -> None:
     keys = draft.keys(request.document, WITHOUT_EFFECT)
     take_task(draft, keys, request)
     if draft.refused or draft.fields.get("task") in TASKS.values():
@@ -197,7 +197,7 @@ def is_megatrons(keys: Keys) -> bool:
     return any(map(keys.has, ("micro_batch_size", "global_batch_size", "tensor_model_parallel_size")))
 
 
-def take_task(draft: Draft, keys: Keys, request: Request) -> None:
+def take_task(draft: Draft, keys: Keys, request: ReadRequest) -> None:
     command = request.command.rpartition(" ")[2]
     kind, rlhf = word(keys.get("task_type")), word(keys.get("rlhf_type"))
     environment = {**(keys.document.get("ENV") if isinstance(keys.document.get("ENV"), dict) else {})}
@@ -238,7 +238,7 @@ def seen_or_heard(given: object) -> str | None:
     return None
 
 
-def read_transformers(draft: Draft, keys: Keys, request: Request) -> None:
+def read_transformers(draft: Draft, keys: Keys, request: ReadRequest) -> None:
     draft.assume("stack", "transformers", f"{NAME} {RELEASE}, whose trainer is transformers' own")
     ms_swift_tuners.take_method(draft, keys)
     take_precision(draft, keys)
@@ -323,7 +323,7 @@ def take_steps(draft: Draft, keys: Keys) -> None:
         draft.global_batch = GLOBAL_BATCH
 
 
-def take_sharding(draft: Draft, keys: Keys, request: Request) -> None:
+def take_sharding(draft: Draft, keys: Keys, request: ReadRequest) -> None:
     """Names of files that come with it; else a file, or JSON on the command line."""
     name = keys.get("deepspeed")
     if isinstance(name, str) and name in PRESETS:
@@ -349,7 +349,7 @@ def preset(keys: Keys, name: str, tree: Mapping[str, object]) -> Document:
     return Document(place[0], tree, {}, elsewhere={leaf: place for leaf, _ in leaves(tree)})
 
 
-def take_cards(draft: Draft, keys: Keys, request: Request) -> None:
+def take_cards(draft: Draft, keys: Keys, request: ReadRequest) -> None:
     """One process that sees several cards spreads the layers over them (device_map="auto")."""
     place = request.launch.places.get("hardware.gpus")
     cards = request.launch.gpus or 1
@@ -357,7 +357,7 @@ def take_cards(draft: Draft, keys: Keys, request: Request) -> None:
         draft.fields["parallel.layers"], draft.places["parallel.layers"] = cards, place
 
 
-def take_checkpointing(draft: Draft, request: Request) -> None:
+def take_checkpointing(draft: Draft, request: ReadRequest) -> None:
     """swift/trainers/mixin.py, `_fix_gradient_checkpointing`: of the older kind on one card and with DeepSpeed or FSDP,
     of the newer one with DDP."""
     if not is_on(draft.fields.get("gradient_checkpointing")) or draft.fields.get("stack") == "unsloth":

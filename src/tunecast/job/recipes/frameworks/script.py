@@ -17,9 +17,9 @@ from tunecast.job.recipes.data_sets import take_data_set
 from tunecast.job.recipes.document import Document
 from tunecast.job.recipes.draft import Draft, Keys
 from tunecast.job.recipes.frameworks import trl
-from tunecast.job.recipes.request import Invocation, Request
-from tunecast.job.recipes.scripts import Made, Script, ScriptDocument, Symbol
-from tunecast.job.recipes.scripts.training import Training, loaders, put_task, training_of
+from tunecast.job.recipes.request import Invocation, ReadRequest
+from tunecast.job.recipes.scripts import DottedName, Made, ScriptDocument, ScriptSource
+from tunecast.job.recipes.scripts.training import ScriptTraining, loaders, put_task, training_of
 from tunecast.job.recipes.words import Word, flags_of
 from tunecast.job.releases import RELEASES
 
@@ -66,12 +66,12 @@ def recognises(document: Document) -> bool:
     return training_of(script) is not None or bool(loaders(script))
 
 
-def has_own_loop(script: Script) -> bool:
+def has_own_loop(script: ScriptSource) -> bool:
     """It goes backward by itself."""
     return any(call.is_a("backward") for call in script.calls)
 
 
-def read(draft: Draft, request: Request) -> None:
+def read(draft: Draft, request: ReadRequest) -> None:
     assert isinstance(request.document, ScriptDocument) and request.document.script is not None
     script = request.document.script
     training = training_of(script)
@@ -97,7 +97,7 @@ def read(draft: Draft, request: Request) -> None:
     take_environment(draft, script)
 
 
-def take_data(draft: Draft, script: Script) -> None:
+def take_data(draft: Draft, script: ScriptSource) -> None:
     """Where it loads one data set, that is what it trains on; of several nothing is said."""
     loaded = list(script.of("load_dataset"))
     names = {call.get("path", 0) for call in loaded if isinstance(call.get("path", 0), str)}
@@ -105,7 +105,9 @@ def take_data(draft: Draft, script: Script) -> None:
         take_data_set(draft, script.called(draft), loaded[0].title, names.pop(), loaded[0].get("split"))
 
 
-def take_arguments(draft: Draft, script: Script, training: Training, request: Request, is_sft: bool) -> None:
+def take_arguments(
+    draft: Draft, script: ScriptSource, training: ScriptTraining, request: ReadRequest, is_sft: bool
+) -> None:
     """Of older releases SFTTrainer itself took what SFTConfig holds now."""
     defaults = huggingface.TRL_ARGUMENTS if is_sft else huggingface.TRAINING_ARGUMENTS
     if training.arguments is not None and not training.arguments.is_a("SFTConfig") and training.task == "sft":
@@ -141,7 +143,7 @@ def is_given(value: Any) -> bool:
     return value is not None and not (isinstance(value, (tuple, list)) and all(each is None for each in value))
 
 
-def take_model(draft: Draft, script: Script, training: Training, is_sft: bool) -> None:
+def take_model(draft: Draft, script: ScriptSource, training: ScriptTraining, is_sft: bool) -> None:
     """A model that SFTTrainer is given by name loads in float32 (`create_model_from_path`); `from_pretrained` takes
     the checkpoint's own dtype."""
     called = script.called(draft)
@@ -149,7 +151,7 @@ def take_model(draft: Draft, script: Script, training: Training, is_sft: bool) -
         draft.put("model", str(training.model), called, training.trainer.title)
         if is_sft:
             huggingface.assume(draft, "weights_dtype", huggingface.MODEL_CONFIG)
-        if isinstance(training.model, Symbol):
+        if isinstance(training.model, DottedName):
             draft.drop("model")
         return
     if training.model is None:
@@ -166,7 +168,7 @@ def take_model(draft: Draft, script: Script, training: Training, is_sft: bool) -
             draft.put("quantization.format", kind, keys, name)
 
 
-def take_quantization(draft: Draft, script: Script, training: Training) -> None:
+def take_quantization(draft: Draft, script: ScriptSource, training: ScriptTraining) -> None:
     packed = training.quantization
     if packed is None:
         return
@@ -187,7 +189,7 @@ def take_quantization(draft: Draft, script: Script, training: Training) -> None:
         draft.put("quantization.double_quant", huggingface.is_on(double), keys, "bnb_4bit_use_double_quant")
 
 
-def take_adapter(draft: Draft, script: Script, training: Training) -> None:
+def take_adapter(draft: Draft, script: ScriptSource, training: ScriptTraining) -> None:
     called = script.called(draft)
     packed = draft.fields.get("quantization.format") is not None
     adapter = training.adapter
@@ -232,7 +234,7 @@ def take_lora(draft: Draft, keys: Keys, defaults: huggingface.Defaults = LORA_CO
     huggingface.assume_all(draft, defaults)
 
 
-def take_methods(draft: Draft, script: Script, training: Training) -> None:
+def take_methods(draft: Draft, script: ScriptSource, training: ScriptTraining) -> None:
     """What is called on the model before it is trained. `prepare_model_for_kbit_training` also switches checkpointing
     on (peft/utils/other.py)."""
     called = script.called(draft)
@@ -252,7 +254,7 @@ def take_methods(draft: Draft, script: Script, training: Training) -> None:
         draft.put("gradient_checkpointing", True, called, prepared.title)
 
 
-def take_environment(draft: Draft, script: Script) -> None:
+def take_environment(draft: Draft, script: ScriptSource) -> None:
     """What the script sets before it imports torch."""
     known = {name: value for name, (value, _) in script.environment.items() if isinstance(value, str)}
     lines = {f"env.{name}": line for name, (_, line) in script.environment.items()}

@@ -13,7 +13,7 @@ from typing import Any
 from tunecast.job.recipes.document import Document, scalar
 from tunecast.job.recipes.draft import Draft, Keys
 from tunecast.job.recipes.frameworks.torchtitan_registry import CONFIG, is_registry, registry_of
-from tunecast.job.recipes.request import Invocation, Request
+from tunecast.job.recipes.request import Invocation, ReadRequest
 from tunecast.job.recipes.scripts import ScriptDocument
 from tunecast.job.recipes.values import switch, whole
 
@@ -152,7 +152,7 @@ def is_program(word: str) -> bool:
     return word == "torchtitan.train" or word.endswith(("torchtitan/train.py", "run_train.sh"))
 
 
-def read(draft: Draft, request: Request) -> None:
+def read(draft: Draft, request: ReadRequest) -> None:
     document = request.document
     notes: Mapping[str, str] = {}
     if isinstance(document, ScriptDocument):

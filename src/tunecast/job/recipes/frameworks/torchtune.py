@@ -19,7 +19,7 @@ from tunecast.job.recipes.document import Document, scalar
 from tunecast.job.recipes.draft import Draft, Keys
 from tunecast.job.recipes.recipe import Place
 from tunecast.job.recipes.references import resolved
-from tunecast.job.recipes.request import Invocation, Request
+from tunecast.job.recipes.request import Invocation, ReadRequest
 from tunecast.records import NamedTuple
 
 NAME = "torchtune"
@@ -159,7 +159,7 @@ def invocation(words: Sequence[str]) -> Invocation | None:
     return Invocation(config, values)
 
 
-class Command(NamedTuple):
+class TuneRun(NamedTuple):
     """A `tune run` in the comments of a file."""
 
     recipe: str
@@ -171,7 +171,7 @@ class Command(NamedTuple):
 _COMMAND = re.compile(r"^#.*?\btune run\s+(.*?)\s*--config\b", re.MULTILINE)
 
 
-def command_in(text: str) -> Command | None:
+def command_in(text: str) -> TuneRun | None:
     """The first: a recipe's file may show others for other cards."""
     found = _COMMAND.search(text)
     if found is None:
@@ -183,10 +183,10 @@ def command_in(text: str) -> Command | None:
     if not names:
         return None
     line = text.count("\n", 0, found.start()) + 1
-    return Command(names[-1], line, counts.get("nproc_per_node"), counts.get("nnodes"))
+    return TuneRun(names[-1], line, counts.get("nproc_per_node"), counts.get("nnodes"))
 
 
-def read(draft: Draft, request: Request) -> None:
+def read(draft: Draft, request: ReadRequest) -> None:
     document = resolved(request.document)
     keys = draft.keys(document, WITHOUT_EFFECT)
     draft.put("stack", "torchtune", keys, "model._component_", "tokenizer._component_")
@@ -204,7 +204,7 @@ def read(draft: Draft, request: Request) -> None:
     take_stand_in(draft, keys)
 
 
-def take_recipe(draft: Draft, keys: Keys, request: Request) -> str:
+def take_recipe(draft: Draft, keys: Keys, request: ReadRequest) -> str:
     """Its name; '' where nobody says it."""
     given = keys.get(RECIPE)
     command = command_in(keys.document.text)
@@ -216,7 +216,7 @@ def take_recipe(draft: Draft, keys: Keys, request: Request) -> str:
     return str(given) if given is not None else command.recipe if command is not None else ""
 
 
-def is_distributed(recipe: str, keys: Keys, request: Request) -> bool:
+def is_distributed(recipe: str, keys: Keys, request: ReadRequest) -> bool:
     """A file that does not say its recipe is asked for its cards, as one of several."""
     if "single_device" in recipe:
         return False

@@ -11,7 +11,7 @@ from tunecast.job.recipes import huggingface
 from tunecast.job.recipes.document import Document
 from tunecast.job.recipes.draft import Draft, Keys
 from tunecast.job.recipes.parts.accelerate import read_accelerate
-from tunecast.job.recipes.request import Request
+from tunecast.job.recipes.request import ReadRequest
 from tunecast.job.releases import RELEASES
 
 NAME = "transformers"
@@ -39,7 +39,7 @@ def recognises(document: Document) -> bool:
     return document.has("per_device_train_batch_size") and sum(map(document.has, DISTINCTIVE)) > 2
 
 
-def read(draft: Draft, request: Request) -> None:
+def read(draft: Draft, request: ReadRequest) -> None:
     keys = draft.keys(request.document, WITHOUT_EFFECT)
     is_sft = any(map(keys.has, OF_SFT))
     draft.put("stack", "trl" if is_sft else "transformers", keys, "per_device_train_batch_size")

@@ -18,7 +18,7 @@ from tunecast.job.recipes.data_sets import take_data_set
 from tunecast.job.recipes.document import Document
 from tunecast.job.recipes.draft import Draft, Keys
 from tunecast.job.recipes.parts.accelerate import read_accelerate
-from tunecast.job.recipes.request import Invocation, Request
+from tunecast.job.recipes.request import Invocation, ReadRequest
 from tunecast.job.recipes.words import Word, flags_of
 from tunecast.job.releases import RELEASES
 
@@ -89,7 +89,7 @@ def recognises(document: Document) -> bool:
     return any(map(document.has, OWN_KEYS))
 
 
-def read(draft: Draft, request: Request) -> None:
+def read(draft: Draft, request: ReadRequest) -> None:
     keys = draft.keys(request.document, WITHOUT_EFFECT)
     draft.put("stack", "trl", keys, "model_name_or_path")
     take_task(draft, keys, request)
@@ -101,7 +101,7 @@ def read(draft: Draft, request: Request) -> None:
     take_launcher(draft, keys, request)
 
 
-def take_task(draft: Draft, keys: Keys, request: Request) -> None:
+def take_task(draft: Draft, keys: Keys, request: ReadRequest) -> None:
     """Where a key says it is no SFT, a folder on the way to the file may say which of preference tuning's it is."""
     if request.command in COMMANDS:
         put_task(draft, keys, COMMANDS[request.command], "model_name_or_path")
@@ -135,7 +135,7 @@ def put_task(draft: Draft, keys: Keys, task: str, *names: str) -> None:
         draft.refuse(task, "nothing of this kind of training is modelled")
 
 
-def take_launcher(draft: Draft, keys: Keys, request: Request) -> None:
+def take_launcher(draft: Draft, keys: Keys, request: ReadRequest) -> None:
     """`--accelerate_config` names one of TRL's own files or another (trl/cli/main.py); else what launches it does."""
     name = keys.get("accelerate_config")
     if request.launch.accelerate is not None:

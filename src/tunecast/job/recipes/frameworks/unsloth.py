@@ -25,9 +25,9 @@ from tunecast.job.recipes.frameworks.script import (
     take_environment,
     take_lora,
 )
-from tunecast.job.recipes.request import Request
-from tunecast.job.recipes.scripts import Made, Script, ScriptDocument
-from tunecast.job.recipes.scripts.training import Training, put_task, training_of
+from tunecast.job.recipes.request import ReadRequest
+from tunecast.job.recipes.scripts import Made, ScriptDocument, ScriptSource
+from tunecast.job.recipes.scripts.training import ScriptTraining, put_task, training_of
 from tunecast.job.recipes.values import number
 from tunecast.job.releases import RELEASES
 from tunecast.job.stacks import STACKS
@@ -90,11 +90,11 @@ def recognises(document: Document) -> bool:
     return loader_of(script) is not None and training_of(script) is not None
 
 
-def loader_of(script: Script) -> Made | None:
+def loader_of(script: ScriptSource) -> Made | None:
     return script.last(*(f"{name}.from_pretrained" for name in MODELS))
 
 
-def read(draft: Draft, request: Request) -> None:
+def read(draft: Draft, request: ReadRequest) -> None:
     assert isinstance(request.document, ScriptDocument) and request.document.script is not None
     script = request.document.script
     training, loader = training_of(script), loader_of(script)
@@ -109,7 +109,7 @@ def read(draft: Draft, request: Request) -> None:
     take_environment(draft, script)
 
 
-def take_longest(draft: Draft, script: Script) -> None:
+def take_longest(draft: Draft, script: ScriptSource) -> None:
     """Rows are no longer than the data set has them: of this stack every row is taken to be as long as one may be."""
     name, limit = draft.fields.get("data.lengths"), number(draft.fields.get("seq_len"))
     packs = huggingface.is_on(draft.fields.get("data.packing"))
@@ -119,7 +119,7 @@ def take_longest(draft: Draft, script: Script) -> None:
             draft.put("seq_len", longest, script.called(draft), draft.places["data.lengths"].key)
 
 
-def take_loading(draft: Draft, script: Script, loader: Made) -> None:
+def take_loading(draft: Draft, script: ScriptSource, loader: Made) -> None:
     keys = script.keys(draft, loader, WITHOUT_EFFECT, ("model_name", "max_seq_length", "dtype", "load_in_4bit"))
     draft.take("model", keys, "model_name")
     draft.take("seq_len", keys, "max_seq_length")
@@ -189,7 +189,7 @@ def take_checkpointing(draft: Draft, keys: Keys) -> None:
             draft.not_modelled(keys, "use_gradient_checkpointing", "activations stay on the card; taken as offloaded")
 
 
-def take_adapters(draft: Draft, script: Script, training: Training) -> None:
+def take_adapters(draft: Draft, script: ScriptSource, training: ScriptTraining) -> None:
     put = training.puts_adapters
     if draft.fields.get("method") == "full":
         return
@@ -220,7 +220,7 @@ FOLLOW_MODEL = ("bf16", "fp16", "tf32", "gradient_checkpointing", "gradient_chec
 """Arguments of a trainer that Unsloth sets by what its model is (unsloth/models/rl.py, `patch_trl_rl_trainers`)."""
 
 
-def take_arguments(draft: Draft, script: Script, training: Training, request: Request) -> None:
+def take_arguments(draft: Draft, script: ScriptSource, training: ScriptTraining, request: ReadRequest) -> None:
     arguments = training.arguments or Made("SFTConfig", training.trainer.line)
     of_trl = not arguments.is_a("TrainingArguments", "UnslothTrainingArguments", "Seq2SeqTrainingArguments")
     draft.assume("gradient_checkpointing", True)

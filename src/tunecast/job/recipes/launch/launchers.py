@@ -14,7 +14,7 @@ from typing import Any
 from tunecast.job.recipes.commands import ShellCommand
 from tunecast.job.recipes.document import Document, scalar
 from tunecast.job.recipes.recipe import Place
-from tunecast.job.recipes.request import Launch, Request
+from tunecast.job.recipes.request import Launch, ReadRequest
 from tunecast.job.recipes.words import Word, is_open
 from tunecast.records import NamedTuple, replace
 
@@ -98,7 +98,7 @@ class Started(NamedTuple):
     launch: Launch
 
 
-def launched(command: ShellCommand, request: Request, file: str) -> Started:
+def launched(command: ShellCommand, request: ReadRequest, file: str) -> Started:
     """`request`: of the script, with the launch around it; what stands nearer to the training wins."""
     words, launch = list(command.words), request.launch
     environment = {**launch.environment, **command.environment}
@@ -190,13 +190,13 @@ def _said(options: Options, what: str, names: Iterable[str]) -> dict[str, tuple[
     return {}
 
 
-def _of_torchrun(launch: Launch, options: Options, request: Request, file: str) -> Launch:
+def _of_torchrun(launch: Launch, options: Options, request: ReadRequest, file: str) -> Launch:
     """Where nothing is said, torchrun starts one process on one machine; `gpu` and `auto` are what is visible."""
     said = _said(options, "gpus", ("nproc_per_node", "nproc-per-node")) | _said(options, "nodes", ("nnodes",))
     return _with(launch, file, said)
 
 
-def _of_accelerate(launch: Launch, options: Options, request: Request, file: str) -> Launch:
+def _of_accelerate(launch: Launch, options: Options, request: ReadRequest, file: str) -> Launch:
     """The flags are the keys of the file, and win over it."""
     name = options.get("config_file")
     document = request.open(str(name)) if name is not None else None
@@ -250,7 +250,7 @@ def _accelerate_key(option: str, value: Word) -> tuple[str, Any]:
     return ("use_cpu", True) if option == "cpu" else (option, scalar(value))
 
 
-def _of_deepspeed(launch: Launch, options: Options, request: Request, file: str) -> Launch:
+def _of_deepspeed(launch: Launch, options: Options, request: ReadRequest, file: str) -> Launch:
     """`--include localhost:0,1`, which may name several machines: worker-0:0,1@worker-1:2,3."""
     said = _said(options, "gpus", ("num_gpus",)) | _said(options, "nodes", ("num_nodes",))
     include = options.get("include", options.get("i"))
@@ -263,13 +263,13 @@ def _of_deepspeed(launch: Launch, options: Options, request: Request, file: str)
     return _with(launch, file, said)
 
 
-def _of_srun(launch: Launch, options: Options, request: Request, file: str) -> Launch:
+def _of_srun(launch: Launch, options: Options, request: ReadRequest, file: str) -> Launch:
     from tunecast.job.recipes.launch.schedulers import slurm_cards
 
     return _with(launch, file, slurm_cards(options))
 
 
-def _of_mpirun(launch: Launch, options: Options, request: Request, file: str) -> Launch:
+def _of_mpirun(launch: Launch, options: Options, request: ReadRequest, file: str) -> Launch:
     """`-np` counts the processes of all machines."""
     processes = _said(options, "gpus", ("np", "n", "c"))
     each = _said(options, "gpus", ("npernode", "N"))
@@ -280,11 +280,11 @@ def _of_mpirun(launch: Launch, options: Options, request: Request, file: str) ->
     return _with(launch, file, {"gpus": (max(count // nodes, 1), key, line)})
 
 
-def _of_composer(launch: Launch, options: Options, request: Request, file: str) -> Launch:
+def _of_composer(launch: Launch, options: Options, request: ReadRequest, file: str) -> Launch:
     return _with(launch, file, _said(options, "gpus", ("n", "nproc")))
 
 
-READERS: Mapping[str, Callable[[Launch, Options, Request, str], Launch]] = {
+READERS: Mapping[str, Callable[[Launch, Options, ReadRequest, str], Launch]] = {
     **dict.fromkeys(("torchrun", "torch.distributed.run", "torch.distributed.launch", "ft_launcher"), _of_torchrun),
     "tune": _of_torchrun,
     **dict.fromkeys(("accelerate", "accelerate.commands.launch", "accelerate-launch"), _of_accelerate),

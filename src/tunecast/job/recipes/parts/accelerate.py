@@ -12,7 +12,7 @@ from tunecast.job.recipes.document import Document
 from tunecast.job.recipes.draft import Draft, Keys
 from tunecast.job.recipes.parts.deepspeed import put_stage, read_deepspeed, take_name
 from tunecast.job.recipes.parts.fsdp import take_fsdp
-from tunecast.job.recipes.request import Request
+from tunecast.job.recipes.request import ReadRequest
 from tunecast.job.recipes.values import number, switch, whole, word
 from tunecast.job.releases import RELEASES
 
@@ -38,11 +38,11 @@ def recognises(document: Document) -> bool:
     return document.has("distributed_type") and any(map(document.has, own))
 
 
-def read(draft: Draft, request: Request) -> None:
+def read(draft: Draft, request: ReadRequest) -> None:
     read_accelerate(draft, request.document, request)
 
 
-def read_accelerate(draft: Draft, document: Document, request: Request) -> None:
+def read_accelerate(draft: Draft, document: Document, request: ReadRequest) -> None:
     keys = draft.keys(document, WITHOUT_EFFECT)
     kind = word(keys.get("distributed_type"))
     take_cards(draft, keys, request, kind)
@@ -71,7 +71,7 @@ def read_accelerate(draft: Draft, document: Document, request: Request) -> None:
         draft.put("compile", True, keys, *names)
 
 
-def take_cards(draft: Draft, keys: Keys, request: Request, kind: str) -> None:
+def take_cards(draft: Draft, keys: Keys, request: ReadRequest, kind: str) -> None:
     """`num_processes` counts all machines. The command line of the launcher wins."""
     given, machines = keys.get("num_processes"), whole(keys.get("num_machines")) or 1
     processes = whole(given)
@@ -105,7 +105,7 @@ def take_precision(draft: Draft, keys: Keys) -> None:
         keys.ignore("fp8_config")
 
 
-def take_deepspeed_plugin(draft: Draft, keys: Keys, request: Request) -> None:
+def take_deepspeed_plugin(draft: Draft, keys: Keys, request: ReadRequest) -> None:
     """A file takes the place of all else (`DeepSpeedPlugin.__post_init__`); the stage is 2 where nothing says it."""
     within = "deepspeed_config"
     name = f"{within}.deepspeed_config_file"

@@ -15,7 +15,7 @@ from typing import Any
 
 from tunecast.job.recipes.document import Document
 from tunecast.job.recipes.draft import Draft, Keys
-from tunecast.job.recipes.request import Request
+from tunecast.job.recipes.request import ReadRequest
 from tunecast.job.recipes.values import number, switch, whole, word
 from tunecast.job.releases import RELEASES
 from tunecast.job.stacks import DEFAULT_STACK, STACKS
@@ -63,11 +63,11 @@ def recognises(document: Document) -> bool:
     return any(map(document.has, own)) and any(map(document.has, precise)) and not document.has("model")
 
 
-def read(draft: Draft, request: Request) -> None:
+def read(draft: Draft, request: ReadRequest) -> None:
     read_deepspeed(draft, request.document, request)
 
 
-def take_deepspeed(draft: Draft, keys: Keys, name: str, request: Request) -> bool:
+def take_deepspeed(draft: Draft, keys: Keys, name: str, request: ReadRequest) -> bool:
     """The file or the mapping that a key holds; False where it holds neither."""
     value = keys.get(name)
     inline = keys.document.inside(name)
@@ -98,7 +98,7 @@ def take_name(draft: Draft, keys: Keys, name: str, path: str) -> None:
     draft.not_modelled(keys, name, "this DeepSpeed file is not here: its ZeRO stage is taken from its name")
 
 
-def read_deepspeed(draft: Draft, file: Document | Keys, request: Request) -> None:
+def read_deepspeed(draft: Draft, file: Document | Keys, request: ReadRequest) -> None:
     keys = file if isinstance(file, Keys) else draft.keys(file, WITHOUT_EFFECT)
     take_batch(draft, keys)
     take_precision(draft, keys)

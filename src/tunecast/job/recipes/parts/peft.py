@@ -12,7 +12,7 @@ from typing import Any
 
 from tunecast.job.recipes.document import Document
 from tunecast.job.recipes.draft import Draft, Keys
-from tunecast.job.recipes.request import Request
+from tunecast.job.recipes.request import ReadRequest
 
 NAME = "peft"
 RELEASE = "0.21.2"
@@ -62,7 +62,7 @@ def recognises(document: Document) -> bool:
     return isinstance(document.get("peft_type"), str) and not any(map(document.has, ("model", "output_dir", "train")))
 
 
-def read(draft: Draft, request: Request) -> None:
+def read(draft: Draft, request: ReadRequest) -> None:
     document = request.document
     keys = read_adapter(draft, document)
     if keys.get("base_model_name_or_path") is not None:

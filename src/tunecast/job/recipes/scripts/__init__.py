@@ -12,7 +12,7 @@ training.py     The training in a script: its trainer, its arguments, its model,
 values.py       What a name may stand for: a plain value, something made by a call, or nothing that is known
 """
 
-from tunecast.job.recipes.scripts.script import Script, ScriptDocument, read_script
-from tunecast.job.recipes.scripts.values import UNKNOWN, Made, Symbol
+from tunecast.job.recipes.scripts.script import ScriptDocument, ScriptSource, read_script
+from tunecast.job.recipes.scripts.values import UNKNOWN, DottedName, Made
 
-__all__ = ["UNKNOWN", "Made", "Script", "ScriptDocument", "Symbol", "read_script"]
+__all__ = ["UNKNOWN", "DottedName", "Made", "ScriptDocument", "ScriptSource", "read_script"]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tunecast.errors import UsageError
-from tunecast.job.recipes.scripts.values import FOLLOWS_CARD, UNKNOWN, Made, Symbol, Unknown
+from tunecast.job.recipes.scripts.values import FOLLOWS_CARD, UNKNOWN, DottedName, Made, Unknown
 
 MOST_STEPS = 400_000
 MOST_DEPTH = 100
@@ -53,7 +53,7 @@ OF_MACHINE: Mapping[str, bool] = {
 ENVIRONMENT = ("os.environ.get", "os.getenv", "environ.get")
 
 
-class Module:
+class PythonFile:
     """A file of Python: what it names."""
 
     def __init__(self, file: str = "", name: str = "__main__") -> None:
@@ -69,7 +69,7 @@ class Expressions:
     """Computes values; calls that nothing here knows are handed to `call`."""
 
     def __init__(self) -> None:
-        self.module = Module()
+        self.module = PythonFile()
         self.scopes: list[dict[str, Any]] = [self.module.scope]
         self.steps = 0
         self.depth = 0
@@ -94,7 +94,7 @@ class Expressions:
 
     def imported(self, name: str) -> Any:
         """What a name in full stands for; itself where no module that was read has it."""
-        return Symbol(name)
+        return DottedName(name)
 
     def dotted(self, node: ast.AST) -> str:
         """A name in full: what was imported by where it comes from; '' where it is no name."""
@@ -127,7 +127,7 @@ class Expressions:
     def attribute(self, value: Any, name: str) -> Any:
         if isinstance(value, Made):
             return value.arguments.get(name, UNKNOWN)
-        if not isinstance(value, Symbol):
+        if not isinstance(value, DottedName):
             return UNKNOWN
         if name == "is_floating_point" and value.startswith("torch."):
             return "float" in value
@@ -197,7 +197,7 @@ class Expressions:
         left = self.value(node.left)
         for operation, each in zip(node.ops, node.comparators, strict=True):
             right = self.value(each)
-            if isinstance(left, Symbol) or isinstance(right, Symbol):
+            if isinstance(left, DottedName) or isinstance(right, DottedName):
                 return UNKNOWN
             if isinstance(left, Made) and isinstance(operation, (ast.Is, ast.IsNot)) and right is None:
                 found: Any = isinstance(operation, ast.IsNot)
@@ -219,7 +219,7 @@ class Expressions:
 
     def _ifexp(self, node: ast.IfExp) -> Any:
         test = self.value(node.test)
-        return self.value(node.body if isinstance(test, (Unknown, Symbol)) or test else node.orelse)
+        return self.value(node.body if isinstance(test, (Unknown, DottedName)) or test else node.orelse)
 
     def _subscript(self, node: ast.Subscript) -> Any:
         of, key = self.value(node.value), self.value(node.slice)
@@ -253,7 +253,7 @@ class Expressions:
             return self._given_by_name(node)
         if isinstance(node.func, ast.Attribute):
             of = self.value(node.func.value)
-            if isinstance(of, str) and not isinstance(of, Symbol):
+            if isinstance(of, str) and not isinstance(of, DottedName):
                 return self._of_text(of, node)
             if isinstance(of, dict) and node.func.attr in ("get", "pop", "update"):
                 return self._of_mapping(of, node)
@@ -302,7 +302,7 @@ class Expressions:
         return self._known(getattr(text, node.func.attr), given)
 
     def _known(self, how: Callable[..., Any], given: list[Any]) -> Any:
-        if any(isinstance(each, (Unknown, Made, Symbol)) for each in given):
+        if any(isinstance(each, (Unknown, Made, DottedName)) for each in given):
             return UNKNOWN
         try:
             found = how(*given)

@@ -17,7 +17,7 @@ from tunecast.records import NamedTuple, dataclass
 BY_RUNNING = "its value is known when the script runs: tunecast trace -- {}"
 
 
-class Script(NamedTuple):
+class ScriptSource(NamedTuple):
     file: str
     imports: frozenset[str]
     """In full: `unsloth.FastLanguageModel`."""
@@ -76,7 +76,7 @@ class Script(NamedTuple):
 class ScriptDocument(Document):
     """A script among the documents that frameworks are asked about."""
 
-    script: Script | None = None
+    script: ScriptSource | None = None
 
     def with_values(self, values: Mapping[str, Any], places: Mapping[str, tuple[str, int]] | None = None) -> Document:
         """Read again: a value of a command line takes the place of variables and arguments of its name."""
@@ -98,5 +98,7 @@ def read_script(
         raise UsageError(f"{path}: nested too deeply to be read without running it") from None
     left = {name: value for name, value in reader.values.items() if name not in reader.used}
     names = frozenset(reader.module.imports.values())
-    script = Script(str(path), names, tuple(reader.calls), reader.environment, dict(reader.values), left, places or {})
+    script = ScriptSource(
+        str(path), names, tuple(reader.calls), reader.environment, dict(reader.values), left, places or {}
+    )
     return ScriptDocument(str(path), {}, {}, script=script)

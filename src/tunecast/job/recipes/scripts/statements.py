@@ -10,9 +10,9 @@ from typing import Any
 
 from tunecast.errors import TunecastError
 from tunecast.job.recipes.scripts import parsers
-from tunecast.job.recipes.scripts.expressions import Expressions, Module
+from tunecast.job.recipes.scripts.expressions import Expressions, PythonFile
 from tunecast.job.recipes.scripts.source import statements_of
-from tunecast.job.recipes.scripts.values import UNKNOWN, Made, Symbol, Unknown
+from tunecast.job.recipes.scripts.values import UNKNOWN, DottedName, Made, Unknown
 
 MOST_CALLS_DEEP = 8
 MOST_CALLS = 20_000
@@ -28,7 +28,7 @@ class Statements(Expressions):
         """`folder`: where modules that the script imports are looked for, its own; without one they stay unknown."""
         super().__init__()
         self.folder = folder
-        self.modules: dict[str, Module] = {}
+        self.modules: dict[str, PythonFile] = {}
         self.calls: list[Made] = []
         self.environment: dict[str, tuple[Any, int]] = {}
         self.values = dict(values or {})
@@ -79,13 +79,13 @@ class Statements(Expressions):
             statements = statements_of(path)
         except (OSError, TunecastError):
             return
-        self.modules[name] = Module(str(path), name)
+        self.modules[name] = PythonFile(str(path), name)
         before = self.module, self.scopes
         self.module, self.scopes = self.modules[name], [self.modules[name].scope]
         self.run_all(statements)
         self.module, self.scopes = before
 
-    def owner(self, name: str) -> tuple[Module, str]:
+    def owner(self, name: str) -> tuple[PythonFile, str]:
         """The module whose name it is, and how it is called there."""
         for _ in range(MOST_MODULES):
             within, _, last = name.rpartition(".")
@@ -99,7 +99,7 @@ class Statements(Expressions):
 
     def imported(self, name: str) -> Any:
         module, last = self.owner(name)
-        return module.scope[last] if module is not self.module and last in module.scope else Symbol(name)
+        return module.scope[last] if module is not self.module and last in module.scope else DottedName(name)
 
     def do_functiondef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
         self.module.functions[node.name] = node
@@ -167,7 +167,7 @@ class Statements(Expressions):
 
     def do_if(self, node: ast.If) -> None:
         test = self.value(node.test)
-        if isinstance(test, (Unknown, Symbol)):
+        if isinstance(test, (Unknown, DottedName)):
             self.run_all(node.orelse)
             self.run_all(node.body)
         else:
@@ -276,7 +276,7 @@ class Statements(Expressions):
         for kind in kinds if isinstance(kinds, (list, tuple)) else [kinds]:
             one = Made(str(kind), parser.line)
             one.file = parser.file
-            module, own = self.owner(str(kind)) if isinstance(kind, Symbol) else (self.module, "")
+            module, own = self.owner(str(kind)) if isinstance(kind, DottedName) else (self.module, "")
             if own in module.classes:
                 self.instance(one, own, module)
                 fields.update(one.lines)
@@ -296,7 +296,7 @@ class Statements(Expressions):
                 self.used.add(name)
                 one.give(name, value, 0)
 
-    def instance(self, made: Made, own: str, module: Module) -> None:
+    def instance(self, made: Made, own: str, module: PythonFile) -> None:
         """Of a class of the script's: the defaults of its fields, and the name of what it is made of."""
         node = module.classes[own]
         for base in node.bases:
@@ -325,7 +325,7 @@ class Statements(Expressions):
 
     def enter(
         self, function: ast.FunctionDef | ast.AsyncFunctionDef, positional: list[Any], named: Mapping[str, Any],
-        module: Module,
+        module: PythonFile,
     ) -> Any:  # fmt: skip
         """What a function of the script's gives back; its defaults stand for what it is not given."""
         self.visited.add(function)

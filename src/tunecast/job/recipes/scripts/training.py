@@ -7,7 +7,7 @@ from typing import Any
 
 from tunecast.job.names import TASKS
 from tunecast.job.recipes.draft import Draft
-from tunecast.job.recipes.scripts.script import Script
+from tunecast.job.recipes.scripts.script import ScriptSource
 from tunecast.job.recipes.scripts.values import Made
 from tunecast.records import NamedTuple
 
@@ -48,7 +48,7 @@ SERVED = ("vllm.LLM",)
 VISION_COLLATORS = ("UnslothVisionDataCollator", "DataCollatorForVisionLanguageModeling")
 
 
-class Training(NamedTuple):
+class ScriptTraining(NamedTuple):
     task: str
     trainer: Made
     arguments: Made | None
@@ -62,7 +62,7 @@ class Training(NamedTuple):
     """BitsAndBytesConfig or another."""
 
 
-def training_of(script: Script) -> Training | None:
+def training_of(script: ScriptSource) -> ScriptTraining | None:
     """The last trainer that is made, where one is."""
     trainer = script.last(*TRAINERS)
     if trainer is None:
@@ -80,13 +80,13 @@ def training_of(script: Script) -> Training | None:
     packed = trainer.get("quantization_config")
     if not isinstance(packed, Made) and isinstance(model, Made):
         packed = model.get("quantization_config")
-    return Training(
+    return ScriptTraining(
         task, trainer, arguments, model, put, adapter if isinstance(adapter, Made) else None,
         packed if isinstance(packed, Made) else None,
     )  # fmt: skip
 
 
-def loaders(script: Script) -> tuple[str, ...]:
+def loaders(script: ScriptSource) -> tuple[str, ...]:
     """Names of the calls that load a model rather than a tokenizer, a processor or a configuration."""
     others = ("Tokenizer", "Processor", "Config", "FeatureExtractor", "PeftModel", "get_chat_template")
     return tuple(
@@ -110,7 +110,7 @@ def loaded(model: Any) -> Made | str | None:
     return None
 
 
-def other_kind(script: Script, training: Training) -> str | None:
+def other_kind(script: ScriptSource, training: ScriptTraining) -> str | None:
     """What is trained for where it is no text that is continued."""
     names = [training.model.name] if isinstance(training.model, Made) else []
     if isinstance(training.model, Made):
@@ -123,7 +123,7 @@ def other_kind(script: Script, training: Training) -> str | None:
     return "vision" if any(True for _ in script.of(*VISION_COLLATORS)) else None
 
 
-def put_task(draft: Draft, script: Script, training: Training) -> None:
+def put_task(draft: Draft, script: ScriptSource, training: ScriptTraining) -> None:
     kind = other_kind(script, training)
     if training.task not in TASKS:
         draft.refuse(training.task, "nothing of this kind of training is modelled")

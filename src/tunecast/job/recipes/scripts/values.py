@@ -16,11 +16,11 @@ class Unknown:
 UNKNOWN = Unknown()
 
 
-class Symbol(str):
+class DottedName(str):
     """A dotted name that stands for itself: `torch.bfloat16`."""
 
 
-FOLLOWS_CARD = Symbol("auto")
+FOLLOWS_CARD = DottedName("auto")
 """Whether the card computes in bfloat16."""
 
 
@@ -88,4 +88,4 @@ def plain(value: Any) -> Any:
         return {str(key): plain(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
         return [plain(each) for each in value]
-    return str(value) if isinstance(value, Symbol) else value
+    return str(value) if isinstance(value, DottedName) else value
