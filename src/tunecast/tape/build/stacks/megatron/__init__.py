@@ -26,7 +26,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tunecast.job.job import Job
-from tunecast.job.releases import numbers
+from tunecast.job.releases import RELEASES, numbers
 from tunecast.job.shardings import sharding_of
 from tunecast.tape.build.autograd import backward
 from tunecast.tape.build.dtypes import DTYPES, INT64, Dtype
@@ -48,7 +48,9 @@ REFUSES: Refusals = {
     "autocast": lambda job: job.autocast not in (None, job.weights_dtype),
     **leaves_out("compile", "kernels", "loss", "optimizer_in_backward", "recompute", "offload_activations"),
     **leaves_out("transformers_version"),
-    "stack_version": lambda job: runs_nemo(job) and job.stack_version is not None,
+    "stack_version": lambda job: (
+        job.stack_version is not None and (runs_nemo(job) or not is_followed(job.stack_version))
+    ),
     "optimizer": lambda job: job.optimizer not in ("adamw_torch", "adamw_torch_fused"),
     "attention": lambda job: job.attention not in (*KERNELS, "eager"),
     "checkpoint_reentrant": lambda job: job.checkpoint_reentrant is not None,
@@ -133,6 +135,12 @@ def defaults(job: Job) -> dict[str, Any]:
     if job.method != "full":
         ways |= {"lora.dropout": 0.0, "lora.rank": 32, "lora.adapter_dtype": job.weights_dtype}
     return ways
+
+
+def is_followed(release: str) -> bool:
+    """Of Megatron Core, from the oldest that was compared to the newest."""
+    followed = RELEASES["megatron-core"]
+    return numbers(followed.oldest) <= numbers(release) <= numbers(followed.newest)
 
 
 def runs_nemo(job: Job) -> bool:
