@@ -74,9 +74,10 @@ class Quantization(Section):
     )
     experts: bool = field(
         False,
-        Origin("transformers", "integrations/bitsandbytes.py replaces linear layers alone"),
+        Origin("tunecast", "transformers' integrations/bitsandbytes.py replaces linear layers alone", False),
         "quantise the stacked weights of experts too, which bitsandbytes leaves as they are (nf4, fp4 and int8; "
         "Axolotl's quantize_moe_experts)",
+        flag="quantize-experts",
         aka="quantize_moe_experts",
     )
     prepare_kbit: bool = field(
