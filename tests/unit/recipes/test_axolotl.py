@@ -406,7 +406,8 @@ class TestJunk:
         "gradient_checkpointing", "gradient_checkpointing_kwargs", "bnb_config_kwargs", "test_datasets", "qat",
         "accelerator_config", "context_parallel_size", "dp_replicate_size", "save_strategy", "eval_strategy",
         "datasets", "lora_r", "liger_rope", "cut_cross_entropy", "pad_to_sequence_len", "pad_to_multiple_of",
-        "model_type", "base_model", "model_quantization_config", "max_steps", "num_labels", "peft", "use_ray", "ray_num_workers",
+        "model_type", "base_model", "model_quantization_config", "max_steps", "num_labels", "peft", "use_ray",
+        "ray_num_workers",
     )  # fmt: skip
 
     @pytest.mark.parametrize(
