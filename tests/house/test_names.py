@@ -40,7 +40,8 @@ TRACE = {
 JOB = {
     "--model", "--id", "--task", "--method", "--stack", "--rank", "--alpha", "--dropout", "--targets", "--dora",
     "--no-dora", "--rslora", "--no-rslora", "--adapter-dtype", "--quantization", "--double-quant",
-    "--no-double-quant", "--prepare-kbit", "--no-prepare-kbit", "--weights-dtype", "--autocast", "--matmul-dtype",
+    "--no-double-quant", "--quantize-experts", "--no-quantize-experts", "--prepare-kbit", "--no-prepare-kbit",
+    "--use-orig-params", "--no-use-orig-params", "--weights-dtype", "--autocast", "--matmul-dtype",
     "--optimizer", "--max-grad-norm", "--seq-len", "--micro-batch", "--grad-accum", "--gradient-checkpointing",
     "--no-gradient-checkpointing", "--attention", "--kernels", "--compile", "--no-compile", "--allocator",
     "--lengths", "--tokens", "--samples", "--data-lengths", "--data-path", "--tokenizer",

@@ -32,7 +32,7 @@ def test_the_contract_s_own_example_is_read():
             "stack": "transformers",
             "lora": {"rank": 16, "alpha": 32, "dropout": 0.0, "targets": "all-linear", "dora": False,
                      "adapter_dtype": "float32"},
-            "quantization": {"format": "nf4", "double_quant": True, "prepare_kbit": True},
+            "quantization": {"format": "nf4", "double_quant": True, "experts": False, "prepare_kbit": True},
             "weights_dtype": "bfloat16",
             "autocast": "bfloat16",
             "matmul_dtype": None,
@@ -102,7 +102,7 @@ def test_to_dict_is_read_back_as_it_was():
         ({"hardware": {"gpus": 0}}, "hardware.gpus: got 0; allowed: a whole number from 1 to 1024; nearest: 1"),
         (
             {"quantization": 8},
-            "quantization: got 8; allowed: a mapping of format, double_quant, prepare_kbit; or null",
+            "quantization: got 8; allowed: a mapping of format, double_quant, experts, prepare_kbit; or null",
         ),
         (
             {"hardware": {"reserve_bytes": "2G"}},

@@ -75,9 +75,10 @@ class Quantization(Section):
     )
     experts: bool = field(
         False,
-        transformers("integrations/bitsandbytes.py: linear layers alone are replaced"),
+        Origin("tunecast", "transformers' integrations/bitsandbytes.py replaces linear layers alone", False),
         "quantise the stacked weights of experts too, which bitsandbytes leaves as they are (nf4, fp4 and int8; "
         "Axolotl's quantize_moe_experts)",
+        flag="quantize-experts",
         aka="quantize_moe_experts",
     )
     prepare_kbit: bool = field(

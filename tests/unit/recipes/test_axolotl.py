@@ -436,3 +436,11 @@ class TestExperts:
 
     def test_not_where_nothing_is(self, read: Any) -> None:
         assert field(read(LORA + "quantize_moe_experts: true\n"), "quantization.experts") is None
+
+
+def test_gemma_4_has_two_kernels_of_attention(read: Any) -> None:
+    """Rows are still laid end to end, as FlashAttention has them."""
+    packed = "attn_implementation: flash_attention_2\nsample_packing: true\nsequence_len: 512\nmicro_batch_size: 4\n"
+    recipe = read(packed + "gemma4_hybrid_attn_impl: true\n")
+    assert (recipe.job["attention"], recipe.job["seq_len"], recipe.job["micro_batch"]) == ("sdpa", 2048, 1)
+    assert "taken is sdpa" in unread(recipe)["gemma4_hybrid_attn_impl"]

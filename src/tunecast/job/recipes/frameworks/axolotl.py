@@ -107,6 +107,8 @@ def read(draft: Draft, request: ReadRequest) -> None:
     take_sharing(draft, keys, request)
     take_mesh(draft, keys)
     take_kernels(draft, keys)
+    if is_on(keys.document.get("gemma4_hybrid_attn_impl")):  # heads of 512, which flash-attn has no kernel for
+        draft.put("attention", "sdpa", keys, "gemma4_hybrid_attn_impl")
     draft.assume("allocator", "expandable_segments")
     for name, why in REPORTED.items():
         if is_on(keys.document.get(name)):

@@ -132,7 +132,7 @@ REPORTED: Mapping[str, str] = {
     "flash_attn_cross_entropy": "flash-attn's loss",
     "flash_attn_rms_norm": "flash-attn's norm",
     "flash_optimum": "BetterTransformer's attention",
-    "gemma4_hybrid_attn_impl": "layers differ in their kernel of attention",
+    "gemma4_hybrid_attn_impl": "wide heads run with sdpa, the others with FlashAttention 2; taken is sdpa for all",
     "large_head_attention": "wide heads have a kernel of their own",
     "flash_attn_d512": "wide heads have a kernel of their own",
     "scaling_softmax": "attention with a softmax that is scaled",
