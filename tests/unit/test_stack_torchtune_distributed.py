@@ -61,6 +61,21 @@ def test_the_head_is_gathered_for_every_chunk() -> None:
     assert [op.module for op in sums] == ["output", "tok_embeddings"]
 
 
+@pytest.mark.parametrize(("release", "gathers"), [("0.6", 2), ("0.7", 1)])
+def test_ends_that_are_not_apart_are_gathered_with_the_rest(release: str, gathers: int) -> None:
+    """Embedding, head and last norm in one: gathered in each pass, and since 0.7 they stay in between."""
+    asked = job(parallel={"data": "fsdp", "shard_ends": False}, stack_version=release)
+    ops = [op for op in build(asked, CONFIG, [256, 256], Card()).steps()[1] if isinstance(op, Op)]
+    rest = [op for op in ops if op.name == "all_gather" and op.read_bytes == 2 * (2 * HEAD + 256) // 8]
+    assert len(rest) == gathers
+
+
+def test_only_torchtune_has_ends_apart() -> None:
+    with pytest.raises(TunecastError) as refusal:
+        predict(job(model="llama-3-8b", stack="transformers", loss=None, parallel={"data": "fsdp", "shard_ends": True}))
+    assert refusal.value.field == "parallel.shard_ends" and "torchtune" in refusal.value.message
+
+
 @pytest.mark.parametrize("compiled", [False, True])
 def test_folded_is_whole(compiled: bool) -> None:
     asked, config = job(compile=compiled), CONFIG | {"num_hidden_layers": 7}

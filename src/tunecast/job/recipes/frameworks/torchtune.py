@@ -159,7 +159,7 @@ def invocation(words: Sequence[str]) -> Invocation | None:
     return Invocation(config, values)
 
 
-class TuneRun(NamedTuple):
+class TuneCommand(NamedTuple):
     """A `tune run` in the comments of a file."""
 
     recipe: str
@@ -171,7 +171,7 @@ class TuneRun(NamedTuple):
 _COMMAND = re.compile(r"^#.*?\btune run\s+(.*?)\s*--config\b", re.MULTILINE)
 
 
-def command_in(text: str) -> TuneRun | None:
+def command_in(text: str) -> TuneCommand | None:
     """The first: a recipe's file may show others for other cards."""
     found = _COMMAND.search(text)
     if found is None:
@@ -183,7 +183,7 @@ def command_in(text: str) -> TuneRun | None:
     if not names:
         return None
     line = text.count("\n", 0, found.start()) + 1
-    return TuneRun(names[-1], line, counts.get("nproc_per_node"), counts.get("nnodes"))
+    return TuneCommand(names[-1], line, counts.get("nproc_per_node"), counts.get("nnodes"))
 
 
 def read(draft: Draft, request: ReadRequest) -> None:
