@@ -29,10 +29,15 @@ from tunecast.job.recipes import FRAMEWORKS
 FOLDERS = tuple(Path(folder) for folder in os.environ.get("TUNECAST_FRAMEWORKS", "").split(":") if folder)
 
 
+FURTHER = {"llama_factory_v1": "llama_factory", "ms_swift_megatron": "ms_swift"}
+"""Files that read for another, with a table of their own."""
+
+
 def tables() -> Iterator[pytest.ParameterSet]:
-    for name in FRAMEWORKS:
-        framework = import_module(f"tunecast.job.recipes.frameworks.{name}")
-        for field, (value, source) in getattr(framework, "DEFAULTS", {}).items():
+    for name in (*FRAMEWORKS, *FURTHER):
+        table = import_module(f"tunecast.job.recipes.frameworks.{name}")
+        framework = import_module(f"tunecast.job.recipes.frameworks.{FURTHER.get(name, name)}")
+        for field, (value, source) in getattr(table, "DEFAULTS", {}).items():
             yield pytest.param(framework.NAME, framework.RELEASE, value, source, id=f"{name}: {field}")
 
 

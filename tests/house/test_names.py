@@ -64,6 +64,9 @@ JOB = {
     "--no-cpu-ram-efficient-loading", "--load-on-rank-0", "--no-load-on-rank-0", "--state-dict-type",
     "--replicate", "--optimizer-state-dtype", "--master-weights",
     "--evals-per-epoch", "--eval-max-batches", "--saves-per-epoch", "--save-only-model", "--no-save-only-model",
+    "--reduce-bucket-size", "--prefetch-bucket-size", "--param-persistence-threshold", "--max-live-parameters",
+    "--max-reuse-distance", "--sub-group-size", "--overlap-comm", "--no-overlap-comm", "--round-robin-gradients",
+    "--no-round-robin-gradients",
 }  # fmt: skip
 
 

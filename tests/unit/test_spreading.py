@@ -27,6 +27,7 @@ def asked(**job: Any) -> Any:
         {"parallel": {"data": "hsdp"}, "hardware": {"gpus": 8, "nodes": 2}},
         {"parallel": {"data": "zero3", "offload": "optimizer"}, "stack": "llama-factory"},
         {"parallel": {"data": "zero2", "offload": "optimizer"}, "hardware": {"gpus": 1}},
+        {"parallel": {"data": "zero3", "reduce_bucket_size": 1000}, "method": "lora", "kernels": ["liger"]},
         {"optimizer": "adamw_8bit"},
         {"parallel": {"data": "fsdp", "expert": 4}, "stack": "torchtitan"},
         {"parallel": {"data": "fsdp", "sync_each_batch": True}, "grad_accum": 2},
@@ -45,6 +46,12 @@ def test_known(job: dict[str, Any]) -> None:
         ({"stack": "unsloth", "hardware": {"gpus": 2}}, "hardware.gpus", "tunecast trace --nproc-per-node 2"),
         ({"parallel": {"data": "fsdp"}, "hardware": {"gpus": 1}}, "parallel.data", "hardware.gpus 2 or more"),
         ({"parallel": {"data": "hsdp"}}, "parallel.data", "To fix: fsdp"),
+        ({"parallel": {"data": "fsdp"}, "method": "lora", "kernels": ["liger"]}, "kernels", "nobody gathers"),
+        (
+            {"stack": "megatron", "parallel": {"data": "zero1", "overlap_comm": True}},
+            "parallel.overlap_comm",
+            "DeepSpeed's ZeRO, which megatron does not use; allowed: null",
+        ),
         (
             {"parallel": {"data": "fsdp", "sync_each_batch": True}, "transformers_version": "4.48"},
             "parallel.sync_each_batch",

@@ -12,10 +12,12 @@ from collections.abc import Callable, Mapping
 
 from tunecast.job.job import Job
 from tunecast.job.kernels import CUT_HEAD, FUSED_HEAD, liger_parts
+from tunecast.job.knob import shown
 from tunecast.job.optimizers import OPTIMIZERS, optimizer_of
 from tunecast.job.shardings import REPLICATED, SHARDED, SHARDINGS, ZERO, sharding_of
 from tunecast.job.stacks import STACKS, stack_of, stacks_where
 from tunecast.tape.build.eras import era_of
+from tunecast.tape.build.sharding.zero_sizes import SETTINGS
 
 OF_TRANSFORMERS = "transformers' own (enable_expert_parallel, all cards on the same rows) is not modelled"
 """It can train in 5.17.0 (distributed/tensor_parallel.py): experts are split, all other weights, their gradients and
@@ -178,6 +180,16 @@ def _kernels(job: Job) -> str | None:
     return None
 
 
+def _deepspeeds(name: str) -> Callable[[Job], str | None]:
+    def refusal(job: Job) -> str | None:
+        got = getattr(job.parallel, name)
+        if got is None or not stack_of(job).uses_megatron:
+            return None
+        return f"got {shown(got)}, a setting of DeepSpeed's ZeRO, which {job.stack} does not use; allowed: null"
+
+    return refusal
+
+
 def _format(job: Job) -> str | None:
     got = job.quantization.format
     if got == "float8" and not stack_of(job).uses_megatron:
@@ -281,4 +293,5 @@ RULES: Mapping[str, Callable[[Job], str | None]] = {
     "matmul_dtype": _matmul_dtype,
     "kernels": _kernels,
     "quantization.format": _format,
+    **{f"parallel.{name}": _deepspeeds(name) for name in SETTINGS},
 }

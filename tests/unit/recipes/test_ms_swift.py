@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
+from tunecast.door.predict import predict
 from tunecast.errors import UsageError
 from tunecast.job.recipes import find_recipe
 from tunecast.job.recipes.frameworks.ms_swift import FSDP2, PRESETS
 from tunecast.job.recipes.recipe import Recipe
+from tunecast.report.run.on_card import run_figures
 
 
 def script(folder: Path, text: str) -> Recipe:
@@ -165,3 +167,11 @@ def test_a_script_of_something_else_is_none(tmp_path: Path) -> None:
     file = tmp_path / "use.sh"
     file.write_text("ls\ncp a b\n")
     assert find_recipe(file) is None
+
+
+def test_what_is_not_understood_is_told_once(tmp_path: Path) -> None:
+    """In the warnings of an answer."""
+    file = tmp_path / "train.sh"
+    file.write_text("CUDA_VISIBLE_DEVICES=0 swift sft --model llama-3.2-1b --tuner_type adalora --max_length 64\n")
+    figures = run_figures(predict(str(file), {"hardware.gpu": "rtx-4090"}, engine="analytic"), "")
+    assert sum("AdaLoRA is taken as LoRA" in told for told in (*figures.guesses, *figures.warnings)) == 1

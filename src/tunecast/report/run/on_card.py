@@ -25,7 +25,7 @@ def run_figures(
     Without `details` the tape need not be written out: no modules, no blocks, no operation that found no room.
     """
     said, held = prediction, prediction.on_card
-    apart = {f"guessed: {guess}" for guess in held.guesses}
+    apart = {f"{told}: {guess}" for guess in held.guesses for told in ("guessed", "not understood")}
     context = card_warnings(held)
     assumed = [text for text in said.assumptions if not text.startswith(("traced with ", "follows "))]
     most = held.peak if details else held.at_peak
