@@ -75,7 +75,7 @@ def group_of(row: Row, job: Job, rows: list[Row]) -> str:
 
 
 def figures(row: Row) -> tuple[str, ...]:
-    return row["framework"], row["gpu"], row["gib"], row["step_s"]
+    return row["framework"], row["gib"], row["step_s"]
 
 
 def notebook(row: Row) -> str:

@@ -3,12 +3,13 @@
 `read_script(path)` follows assignments from the first line to the last: values in variables, arithmetic, f-strings,
 defaults of argparse and of dataclasses, functions of the script's own. What hangs on more than its text is `UNKNOWN`.
 
-source.py     The statements of a script or notebook, with the lines of its file
-values.py     What a name may stand for: a plain value, something made by a call, or nothing that is known
 expressions.py  What an expression is worth
+parsers.py      What argparse and transformers' HfArgumentParser give where no argument is given
+script.py       What a script calls, as documents that readers take keys from
+source.py       The statements of a script or notebook, with the lines of its file
 statements.py   What statements assign, define and call
-parsers.py    What argparse and transformers' HfArgumentParser give where no argument is given
-script.py     What a script calls, as documents that readers take keys from
+training.py     The training in a script: its trainer, its arguments, its model, and what is put into that
+values.py       What a name may stand for: a plain value, something made by a call, or nothing that is known
 """
 
 from tunecast.job.recipes.scripts.script import Script, ScriptDocument, read_script
