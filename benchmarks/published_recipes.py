@@ -13,6 +13,7 @@ What is compared, by rules that look at no prediction:
 known      lengths are known: the file names a data set of job/lengths.toml, or packs its rows full
 unknown    they are not: every row is taken to be as long as the file allows, which few are
 shared     not compared: notebooks of different jobs print the same figures, which are of one of them at most
+variants   not compared: the file states several figures of memory, each of a setting it does not hold at the same time
 card size  not compared: ms-swift's figure is the size of a card that is sold, and may be that and no measurement
 A Kaggle copy of a notebook is the same run and counts once. Time is compared where the file names its card.
 """
@@ -63,6 +64,8 @@ def card_of(text: str) -> str | None:
 
 def group_of(row: Row, job: Job, rows: list[Row]) -> str:
     """By the rules above."""
+    if len({other["gib"] for other in rows if (other["repo"], other["path"]) == (row["repo"], row["path"])}) > 1:
+        return "variants"
     if row["framework"] == "ms-swift" and float(row["gib"]) in CARD_SIZES:
         return "card size"
     alike = {notebook(other) for other in rows if other["step_s"] and figures(other) == figures(row)}
@@ -72,7 +75,7 @@ def group_of(row: Row, job: Job, rows: list[Row]) -> str:
 
 
 def figures(row: Row) -> tuple[str, ...]:
-    return row["framework"], row["gpu"], row["gib"], row["step_s"]
+    return row["framework"], row["gib"], row["step_s"]
 
 
 def notebook(row: Row) -> str:
@@ -134,7 +137,7 @@ def by_group(rows: list[Row]) -> Row:
             },
             **{
                 group: sum((row["framework"], row.get("group")) == (framework, group) for row in rows)
-                for group in ("shared", "card size")
+                for group in ("shared", "variants", "card size")
             },
         }
         for framework in sorted({row["framework"] for row in rows})
@@ -164,7 +167,8 @@ def page(result: Row) -> str:
     lines.append("")
     lines += [
         f"{framework}: {found['stated']} figures are stated; {found['refused']} are refused by their task or by what "
-        f"is not modelled, {found['shared']} share theirs with other jobs, {found['card size']} may be a card's size."
+        f"is not modelled, {found['shared']} share theirs with other jobs, {found['variants']} are of several settings "
+        f"of one file, {found['card size']} may be a card's size."
         for framework, found in result["by_framework"].items()
     ]
     worst = sorted((row for row in result["rows"] if row.get("group") == "known"), key=lambda row: -abs(row["off"]))

@@ -345,7 +345,7 @@ def wanted_names(job: Job, model: Any) -> Collection[str] | None:
 
 
 def last_part(name: str, model: Any) -> str:
-    """Of `mlp.up_proj`, which PEFT takes for the end of a path: `up_proj` where all of that name are inside an `mlp`."""
+    """Of `mlp.up_proj`, which PEFT takes for the end of a path: `up_proj` where all of that name are in an `mlp`."""
     outer, _, last = name.rpartition(".")
     holders = [module.path for module in model.modules() if last in module.children] if outer else []
     return last if holders and all(f".{path}".endswith(f".{outer}") for path in holders) else name

@@ -225,7 +225,7 @@ def take_arguments(draft: Draft, script: ScriptSource, training: ScriptTraining,
     of_trl = not arguments.is_a("TrainingArguments", "UnslothTrainingArguments", "Seq2SeqTrainingArguments")
     draft.assume("gradient_checkpointing", True)
     dtype = draft.fields.get("weights_dtype")
-    if dtype in ("float16", "bfloat16"):
+    if dtype in ("float16", "bfloat16") and "weights_dtype" in draft.places:
         draft.assume("autocast", dtype)
     else:
         draft.assume("autocast", "bfloat16", FOLLOWS_CARD)
