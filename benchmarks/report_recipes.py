@@ -38,8 +38,8 @@ def counted(found: Row) -> Iterator[str]:
         f"{whole['files']:,} training configurations of the frameworks' own repositories "
         "([which](../benchmarks/data/recipe_files.csv), with commit and path), each asked with one named card, eight "
         f"of them where the number matters. {whole['text_files']} train on text, SFT or pre-training. *Answered*: by "
-        "`predict`. *By keys*: and no key made it an estimate. *Keys*: of those that matter, the share that is used and "
-        "not reported. *Others*: another task, images or sound, refused by that name."
+        "`predict`. *By keys*: and no key made it an estimate. *Keys*: of those that matter, the share that is used "
+        "and not reported. *Others*: another task, images or sound, refused by that name."
     )
     yield ""
     rows = [*found["frameworks"].items(), ("all", whole)]

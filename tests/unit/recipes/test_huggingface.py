@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tunecast.job.mapping import job_from_dict
-from tunecast.job.recipes import huggingface
+from tunecast.job.recipes import huggingface, huggingface_keys
 from tunecast.job.recipes.document import Document
 from tunecast.job.recipes.draft import Draft
 from tunecast.job.recipes.recipe import Recipe
@@ -19,8 +19,8 @@ def read(keys: dict[str, Any], folder: Path = Path("/nowhere"), trl: bool = Fals
     document = Document("args.yaml", keys, {name: number for number, name in enumerate(keys, 1)})
     draft = Draft("trl", "1.16.0")
     request = ReadRequest(document, folder)
-    of = draft.keys(document, (*huggingface.WITHOUT_EFFECT, *huggingface.SFT_WITHOUT_EFFECT))
-    defaults = huggingface.TRL_ARGUMENTS if trl else huggingface.TRAINING_ARGUMENTS
+    of = draft.keys(document, (*huggingface_keys.WITHOUT_EFFECT, *huggingface_keys.SFT_WITHOUT_EFFECT))
+    defaults = huggingface_keys.TRL_ARGUMENTS if trl else huggingface_keys.TRAINING_ARGUMENTS
     huggingface.take_model_config(draft, of)
     huggingface.take_training_arguments(draft, of, request, defaults)
     huggingface.take_sft_config(draft, of)

@@ -4,25 +4,28 @@ A new framework is one file in frameworks/ with NAME, RELEASE, `recognises(docum
 its name in `FRAMEWORKS`; one that is called by a command also has `invocation(words)`, one that names training data
 `DATA`, and one with files that train nothing `use_without_training(document)`, which says what they are for.
 
-cards.py        What follows from how many cards there are: the launcher may say it, or the user, after the file was
-                read
-commands.py     The commands of a shell script, as far as its text tells them
-data_sets.py    The training data that a file names, where it is at hand: its lengths are then counted, not assumed
-document.py     A file as a trainer wrote it: what it holds, and on which line
-draft.py        A recipe in the making: a reader takes keys one by one, and what it leaves is reported
-huggingface.py  Keys of transformers' TrainingArguments, TRL's SFTConfig and ModelConfig, wherever they stand
-own_words.py    Changes to a job in the words of the trainer whose file it is, read back before they count
-recipe.py       What was understood: the job, where each field comes from, what was assumed, what was not read
-references.py   Values that name other values of their file, `${output_dir}/logs`, as OmegaConf has them (torchtune,
-                Automodel)
-request.py      What a reader is asked: a file with what its command line sets, and what stands around it
-trainings.py    The trainings among the commands of a script
-values.py       Numbers and switches as YAML and JSON files spell them
-words.py        Words of a command, and what flags among them say
-frameworks/     A trainer each
-launch/         What stands around a training: who starts it, and who orders machines for it
-parts/          Files that go with several trainers: accelerate's, DeepSpeed's, PEFT's
-scripts/        Python scripts and notebooks, read without running them
+cards.py             What follows from how many cards there are: the launcher may say it, or the user, after the file
+                     was read
+commands.py          The commands of a shell script, as far as its text tells them
+data_sets.py         The training data that a file names, where it is at hand: its lengths are then counted, not
+                     assumed
+document.py          A file as a trainer wrote it: what it holds, and on which line
+draft.py             A recipe in the making: a reader takes keys one by one, and what it leaves is reported
+huggingface.py       Keys of transformers' TrainingArguments, TRL's SFTConfig and ModelConfig, wherever they stand
+huggingface_keys.py  Which keys transformers' TrainingArguments, TRL's SFTConfig and ModelConfig have: their defaults,
+                     those that move nothing, and which say a field
+own_words.py         Changes to a job in the words of the trainer whose file it is, read back before they count
+recipe.py            What was understood: the job, where each field comes from, what was assumed, what was not read
+references.py        Values that name other values of their file, `${output_dir}/logs`, as OmegaConf has them
+                     (torchtune, Automodel)
+request.py           What a reader is asked: a file with what its command line sets, and what stands around it
+trainings.py         The trainings among the commands of a script
+values.py            Numbers and switches as YAML and JSON files spell them
+words.py             Words of a command, and what flags among them say
+frameworks/          A trainer each
+launch/              What stands around a training: who starts it, and who orders machines for it
+parts/               Files that go with several trainers: accelerate's, DeepSpeed's, PEFT's
+scripts/             Python scripts and notebooks, read without running them
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 
-from tunecast.job.recipes import huggingface
+from tunecast.job.recipes import huggingface, huggingface_keys
 from tunecast.job.recipes.cards import is_count
 from tunecast.job.recipes.document import Document
 from tunecast.job.recipes.draft import Draft, Keys
@@ -29,10 +29,10 @@ from tunecast.job.recipes.words import Word, assignments_of, flags_of
 NAME = "llama-factory"
 RELEASE = "0.9.5"
 WORDS = {
-    **huggingface.WORDS,
+    **huggingface_keys.WORDS,
     "seq_len": "cutoff_len",
     "lora.rank": "lora_rank",
-    "kernels": huggingface.liger_word("enable_liger_kernel"),
+    "kernels": huggingface_keys.liger_word("enable_liger_kernel"),
     "gradient_checkpointing": lambda on: {"disable_gradient_checkpointing": not on},
 }
 
@@ -52,12 +52,12 @@ DEFAULTS: Mapping[str, tuple[object, str]] = {
     "checkpoint_reentrant": (True, f"{_MODEL}: BaseModelArguments.use_reentrant_gc"),
     "seq_len": (2048, f"{_DATA}.cutoff_len"),
 }
-ARGUMENTS: huggingface.Defaults = {
-    **huggingface.TRAINING_ARGUMENTS,
+ARGUMENTS: huggingface_keys.Defaults = {
+    **huggingface_keys.TRAINING_ARGUMENTS,
     "gradient_checkpointing": (True, f"{_MODEL}: BaseModelArguments.disable_gradient_checkpointing"),
 }
 WITHOUT_EFFECT = (
-    *huggingface.WITHOUT_EFFECT,
+    *huggingface_keys.WITHOUT_EFFECT,
     *MEGATRON_WITHOUT_EFFECT,
     *("dataset", "dataset_dir", "eval_dataset", "media_dir", "template", "tool_format", "default_system"),
     *("enable_thinking", "preserve_thinking", "mask_history", "train_on_prompt", "mix_strategy", "interleave_probs"),

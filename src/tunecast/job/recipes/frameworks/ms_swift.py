@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 
-from tunecast.job.recipes import huggingface
+from tunecast.job.recipes import huggingface, huggingface_keys
 from tunecast.job.recipes.cards import is_count
 from tunecast.job.recipes.document import Document, leaves
 from tunecast.job.recipes.draft import Draft, Keys
@@ -49,13 +49,13 @@ WORKERS = 1
 GLOBAL_BATCH = 16
 """The same: so many rows a step, whatever the cards."""
 FOLLOWS_OTHERS = ("grad_accum", "autocast")
-ARGUMENTS: huggingface.Defaults = {
-    **{field: each for field, each in huggingface.TRAINING_ARGUMENTS.items() if field not in FOLLOWS_OTHERS},
+ARGUMENTS: huggingface_keys.Defaults = {
+    **{field: each for field, each in huggingface_keys.TRAINING_ARGUMENTS.items() if field not in FOLLOWS_OTHERS},
     **{field: DEFAULTS[field] for field in ("micro_batch", "run.eval_batch", "gradient_checkpointing")},
     "data.workers": (WORKERS, f"{_TRAIN}.dataloader_num_workers"),
 }
 WITHOUT_EFFECT = (
-    *huggingface.WITHOUT_EFFECT,
+    *huggingface_keys.WITHOUT_EFFECT,
     *("dataset", "val_dataset", "cached_dataset", "cached_val_dataset", "custom_dataset_info", "columns", "strict"),
     *("dataset_shuffle", "val_dataset_shuffle", "load_from_cache_file", "streaming", "interleave_prob"),
     *("stopping_strategy", "shuffle_buffer_size", "download_mode", "disable_auto_column_mapping", "model_name"),

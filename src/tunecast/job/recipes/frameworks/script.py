@@ -12,7 +12,7 @@ from pathlib import PurePath
 from typing import Any
 
 from tunecast.errors import UsageError
-from tunecast.job.recipes import huggingface
+from tunecast.job.recipes import huggingface, huggingface_keys
 from tunecast.job.recipes.data_sets import take_data_set
 from tunecast.job.recipes.document import Document
 from tunecast.job.recipes.draft import Draft, Keys
@@ -26,7 +26,7 @@ from tunecast.job.releases import RELEASES
 NAME = "transformers"
 RELEASE = RELEASES["transformers"].newest
 _LORA = "peft/tuners/lora/config.py: LoraConfig"
-LORA_CONFIG: huggingface.Defaults = {
+LORA_CONFIG: huggingface_keys.Defaults = {
     "lora.rank": (8, f"{_LORA}.r"),
     "lora.alpha": (8, f"{_LORA}.lora_alpha"),
     "lora.dropout": (0.0, f"{_LORA}.lora_dropout"),
@@ -56,7 +56,7 @@ OF_LOADING = (
 )
 OF_ADAPTER = ("task_type", "inference_mode", "init_lora_weights", "base_model_name_or_path", "fan_in_fan_out", "bias")
 OF_QUANTIZATION = ("bnb_4bit_compute_dtype", "llm_int8_*", "bnb_4bit_quant_storage")
-ARGUMENTS_WITHOUT_EFFECT = (*huggingface.WITHOUT_EFFECT, *huggingface.SFT_WITHOUT_EFFECT)
+ARGUMENTS_WITHOUT_EFFECT = (*huggingface_keys.WITHOUT_EFFECT, *huggingface_keys.SFT_WITHOUT_EFFECT)
 
 
 def recognises(document: Document) -> bool:
@@ -109,9 +109,9 @@ def take_arguments(
     draft: Draft, script: ScriptSource, training: ScriptTraining, request: ReadRequest, is_sft: bool
 ) -> None:
     """Of older releases SFTTrainer itself took what SFTConfig holds now."""
-    defaults = huggingface.TRL_ARGUMENTS if is_sft else huggingface.TRAINING_ARGUMENTS
+    defaults = huggingface_keys.TRL_ARGUMENTS if is_sft else huggingface_keys.TRAINING_ARGUMENTS
     if training.arguments is not None and not training.arguments.is_a("SFTConfig") and training.task == "sft":
-        defaults = huggingface.TRAINING_ARGUMENTS
+        defaults = huggingface_keys.TRAINING_ARGUMENTS
     arguments = training.arguments or Made("TrainingArguments", training.trainer.line)
     keys = script.keys(draft, arguments, ARGUMENTS_WITHOUT_EFFECT, ("output_dir",), script.left)
     huggingface.take_training_arguments(draft, keys, request, defaults)
@@ -150,7 +150,7 @@ def take_model(draft: Draft, script: ScriptSource, training: ScriptTraining, is_
     if isinstance(training.model, str):
         draft.put("model", str(training.model), called, training.trainer.title)
         if is_sft:
-            huggingface.assume(draft, "weights_dtype", huggingface.MODEL_CONFIG)
+            huggingface.assume(draft, "weights_dtype", huggingface_keys.MODEL_CONFIG)
         if isinstance(training.model, DottedName):
             draft.drop("model")
         return
@@ -210,7 +210,7 @@ def take_adapter(draft: Draft, script: ScriptSource, training: ScriptTraining) -
         draft.put("lora.adapter_dtype", draft.fields.get("weights_dtype"), called, training.puts_adapters.title)
 
 
-def take_lora(draft: Draft, keys: Keys, defaults: huggingface.Defaults = LORA_CONFIG) -> None:
+def take_lora(draft: Draft, keys: Keys, defaults: huggingface_keys.Defaults = LORA_CONFIG) -> None:
     """PEFT's own names."""
     draft.take("lora.rank", keys, "r")
     draft.take("lora.alpha", keys, "lora_alpha")

@@ -7,7 +7,7 @@ Keys and defaults: transformers/training_args.py, `TrainingArguments`; examples/
 
 from __future__ import annotations
 
-from tunecast.job.recipes import huggingface
+from tunecast.job.recipes import huggingface, huggingface_keys
 from tunecast.job.recipes.document import Document
 from tunecast.job.recipes.draft import Draft, Keys
 from tunecast.job.recipes.parts.accelerate import read_accelerate
@@ -16,11 +16,11 @@ from tunecast.job.releases import RELEASES
 
 NAME = "transformers"
 RELEASE = RELEASES["transformers"].newest
-WORDS = huggingface.WORDS
-DEFAULTS = huggingface.TRAINING_ARGUMENTS
+WORDS = huggingface_keys.WORDS
+DEFAULTS = huggingface_keys.TRAINING_ARGUMENTS
 WITHOUT_EFFECT = (
-    *huggingface.WITHOUT_EFFECT,
-    *huggingface.SFT_WITHOUT_EFFECT,
+    *huggingface_keys.WITHOUT_EFFECT,
+    *huggingface_keys.SFT_WITHOUT_EFFECT,
     *("train_file", "validation_file", "validation_split_percentage", "cache_dir", "use_fast_tokenizer"),
     *("tokenizer_name", "max_eval_samples", "keep_linebreaks", "token", "dataset_config_name", "torchscript"),
 )
@@ -44,7 +44,7 @@ def read(draft: Draft, request: ReadRequest) -> None:
     is_sft = any(map(keys.has, OF_SFT))
     draft.put("stack", "trl" if is_sft else "transformers", keys, "per_device_train_batch_size")
     take_model(draft, keys)
-    arguments = huggingface.TRL_ARGUMENTS if is_sft else huggingface.TRAINING_ARGUMENTS
+    arguments = huggingface_keys.TRL_ARGUMENTS if is_sft else huggingface_keys.TRAINING_ARGUMENTS
     huggingface.take_training_arguments(draft, keys, request, arguments)
     if is_sft:
         huggingface.take_sft_config(draft, keys)

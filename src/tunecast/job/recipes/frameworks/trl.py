@@ -13,7 +13,7 @@ from pathlib import PurePath
 from typing import Any
 
 from tunecast.job.names import TASKS
-from tunecast.job.recipes import huggingface
+from tunecast.job.recipes import huggingface, huggingface_keys
 from tunecast.job.recipes.data_sets import take_data_set
 from tunecast.job.recipes.document import Document
 from tunecast.job.recipes.draft import Draft, Keys
@@ -25,11 +25,11 @@ from tunecast.job.releases import RELEASES
 NAME = "trl"
 RELEASE = RELEASES["trl"].newest
 DATA = ("dataset_name",)
-WORDS = huggingface.WORDS
-DEFAULTS = {**huggingface.TRL_ARGUMENTS, **huggingface.SFT_CONFIG, **huggingface.MODEL_CONFIG}
+WORDS = huggingface_keys.WORDS
+DEFAULTS = {**huggingface_keys.TRL_ARGUMENTS, **huggingface_keys.SFT_CONFIG, **huggingface_keys.MODEL_CONFIG}
 WITHOUT_EFFECT = (
-    *huggingface.WITHOUT_EFFECT,
-    *huggingface.SFT_WITHOUT_EFFECT,
+    *huggingface_keys.WITHOUT_EFFECT,
+    *huggingface_keys.SFT_WITHOUT_EFFECT,
     *("wandb_*", "benchmarks", "callbacks", "system_prompt", "hub_model_revision", "overwrite_hub_revision"),
     *("push_to_hub_revision", "env.*"),
 )
@@ -94,7 +94,7 @@ def read(draft: Draft, request: ReadRequest) -> None:
     draft.put("stack", "trl", keys, "model_name_or_path")
     take_task(draft, keys, request)
     huggingface.take_model_config(draft, keys)
-    huggingface.take_training_arguments(draft, keys, request, huggingface.TRL_ARGUMENTS)
+    huggingface.take_training_arguments(draft, keys, request, huggingface_keys.TRL_ARGUMENTS)
     huggingface.take_sft_config(draft, keys)
     take_data_set(draft, keys, "dataset_name", keys.document.get("dataset_name"))
     huggingface.take_allocator(draft, keys, "env")

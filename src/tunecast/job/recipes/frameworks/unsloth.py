@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from tunecast.errors import TunecastError
 from tunecast.job.lengths import longest_of
 from tunecast.job.model import resolve_model
-from tunecast.job.recipes import huggingface
+from tunecast.job.recipes import huggingface, huggingface_keys
 from tunecast.job.recipes.cards import SINCE_AMPERE
 from tunecast.job.recipes.document import Document
 from tunecast.job.recipes.draft import Draft, Keys
@@ -37,18 +37,18 @@ RELEASE = RELEASES["unsloth"].newest
 _LOADER = "unsloth/models/loader.py: FastLanguageModel.from_pretrained"
 _ADAPTERS = "unsloth/models/llama.py: FastLlamaModel.get_peft_model"
 _CONFIG = "unsloth/models/rl.py: replacements"
-LORA: huggingface.Defaults = {
+LORA: huggingface_keys.Defaults = {
     "lora.rank": (16, f"{_ADAPTERS}.r"),
     "lora.alpha": (16, f"{_ADAPTERS}.lora_alpha"),
     "lora.dropout": (0.0, f"{_ADAPTERS}.lora_dropout"),
 }
-LOADER: huggingface.Defaults = {
+LOADER: huggingface_keys.Defaults = {
     "seq_len": (2048, f"{_LOADER}.max_seq_length"),
     "quantization.format": ("nf4", f"{_LOADER}.load_in_4bit"),
     "gradient_checkpointing": (True, f"{_LOADER}.use_gradient_checkpointing"),
 }
-OF_CONFIG: huggingface.Defaults = {
-    **huggingface.TRL_ARGUMENTS,
+OF_CONFIG: huggingface_keys.Defaults = {
+    **huggingface_keys.TRL_ARGUMENTS,
     "micro_batch": (4, f"{_CONFIG}.per_device_train_batch_size"),
     "grad_accum": (2, f"{_CONFIG}.gradient_accumulation_steps"),
     "optimizer": ("adamw_8bit", f"{_CONFIG}.optim"),
@@ -234,7 +234,8 @@ def take_arguments(draft: Draft, script: ScriptSource, training: ScriptTraining,
     rest = arguments.without(FOLLOW_MODEL)
     effects = (*ARGUMENTS_WITHOUT_EFFECT, "embedding_learning_rate")
     keys = script.keys(draft, rest, effects, ("output_dir",), script.left)
-    huggingface.take_training_arguments(draft, keys, request, OF_CONFIG if of_trl else huggingface.TRAINING_ARGUMENTS)
+    defaults = OF_CONFIG if of_trl else huggingface_keys.TRAINING_ARGUMENTS
+    huggingface.take_training_arguments(draft, keys, request, defaults)
     older = script.keys(draft, training.trainer, (*OF_TRAINER, "max_seq_length", "max_length"))
     draft.take("data.packing", older, "packing")
     draft.take("data.num_proc", older, "dataset_num_proc")
