@@ -131,8 +131,8 @@ class Layer(Module):
         return sum(p.numel() for p in self.parameters() if p.requires_grad)
 
     def __call__(self, hidden_states: Tensor) -> Any:
-        if self.recomputed:  # of adapters alone the first layer's input is made to want a gradient
-            hidden_states.requires_grad = True  # (Megatron Bridge, peft/recompute.py)
+        if self.recomputed:  # assumed of adapters, which would else get no gradient through this kind of recomputation
+            hidden_states.requires_grad = True
             return checkpoint_reentrant(self.machine, super().__call__, hidden_states)
         return super().__call__(hidden_states)
 
