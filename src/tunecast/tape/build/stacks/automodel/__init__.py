@@ -16,7 +16,9 @@ Source   NVIDIA-NeMo/Automodel at 36044ad3 (0.5.0, August 2026): recipes/llm/tra
          components/loss/masked_ce.py; models/llama, qwen2, qwen3.
 Checked  tests/golden/stacks/automodel: its modules, traced alone and as one rank of eight, event for event; of weights
          in 4 bits nothing, nor of other meshes. Two published steps of LoRA on an H100, run with more fused kernels,
-         are told 12 and 18 % slower than they were.
+         are told 12 and 18 % slower than they were. Of other meshes docs/performance-summary.mdx has steps on H100s:
+         over them, tensor parallel LoRA is told at 0.91 to 1.19, Qwen3 30B and gpt-oss with experts split at 0.98 to
+         1.23, Nemotron 3 at 1.4 to 1.6.
 Ignored  Liger's kernels, which it puts into transformers' models where the package is installed; Transformer Engine's
          rotary kernel, which replaces torch's where that is.
 """
