@@ -68,12 +68,12 @@ CASES: dict[str, Case] = {
     "zero3-lora": zero(3, LORA),
     "zero3-lora-whole-graph": zero(3, {"method": "lora"}, file=TIGHT),
     "zero3-lora-everywhere": zero(3, LORA, {"lora": {"targets": "all-linear"}, "grad_accum": 2}),
-    "zero3-liger": zero(3, RECOMPUTED, LIGER, file=TIGHT),
-    "zero3-lora-liger": zero(3, LORA, LIGER),
     "zero3-qlora": zero(3, QLORA),
     "zero3-offloaded": zero(3, {"grad_accum": 2}, offload="optimizer"),
     "zero3-offloaded-parameters": zero(3, {"grad_accum": 2}, offload="parameters", file=TIGHT),
     "zero3-offloaded-lora": zero(3, LORA, offload="parameters"),
+    "zero3-liger": zero(3, RECOMPUTED, LIGER, file=TIGHT),
+    "zero3-lora-liger": zero(3, LORA, LIGER),
 }
 
 
