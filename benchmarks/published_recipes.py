@@ -8,7 +8,8 @@ themselves are others' and are not here: check the repositories out at those com
 the reader (`tunecast predict FILE`), told only the cards where the file leaves them out. ms-swift
 logs torch's reserved memory (`memory(GiB)`), Unsloth's notebooks print torch.cuda.max_memory_reserved.
 
-What is compared, by rules that look at no prediction:
+What is compared, by rules that look at no prediction (the first two were fixed before any was made, the others after a
+first run):
 
 known      lengths are known: the file names a data set of job/lengths.toml, or packs its rows full
 unknown    they are not: every row is taken to be as long as the file allows, which few are
