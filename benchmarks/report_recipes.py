@@ -13,17 +13,20 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "src")]
 
 from figures import table  # noqa: E402
+from published_recipes import page  # noqa: E402
 
 Row = dict[str, Any]
 PAGE = HERE.parent / "docs" / "recipes.md"
 WORST = 10
+END = "<!-- end -->"
 
 
 def main() -> None:
     text = PAGE.read_text(encoding="utf-8")
-    for name, lines in (("counted", counted(read("recipes"))), ("stated", stated(read("published_recipes")))):
-        body = "\n".join(lines)
-        text = re.sub(rf"(<!-- {name}: [^\n]* -->\n).*?(<!-- end -->)", lambda found: f"{found[1]}{body}\n{found[2]}", text, count=1, flags=re.S)  # noqa: B023, E501  # fmt: skip
+    parts = {"counted": "\n".join(counted(read("recipes"))), "stated": page(read("published_recipes")).rstrip()}
+    for name, body in parts.items():
+        before, mark, rest = re.split(rf"(<!-- {name}: [^\n]* -->\n)", text, maxsplit=1)
+        text = f"{before}{mark}{body}\n{rest[rest.index(END) :]}"
     PAGE.write_text(text, encoding="utf-8")
 
 
@@ -64,11 +67,6 @@ def counted(found: Row) -> Iterator[str]:
 
 def shown(share: float | None) -> str:
     return "" if share is None else f"{share:.0%}"
-
-
-def stated(found: Row) -> Iterator[str]:
-    yield from ()
-    raise NotImplementedError(found)
 
 
 if __name__ == "__main__":

@@ -32,6 +32,15 @@ FOLDERS = tuple(Path(folder) for folder in os.environ.get("TUNECAST_FRAMEWORKS",
 FURTHER = {"llama_factory_v1": "llama_factory", "ms_swift_megatron": "ms_swift"}
 """Files that read for another, with a table of their own."""
 
+AS_A_FIELD: Mapping[str, tuple[object, object]] = {
+    "transformers/training_args.py: TrainingArguments.default_optim": ("adamw_torch", "adamw_torch_fused"),
+    "transformers/training_args.py: TrainingArguments.train_sampling_strategy": ("random", False),
+    "trl/trainer/base_config.py: _BaseConfig.bf16": (None, "bfloat16"),
+    "trl/trainer/model_config.py: ModelConfig.use_peft": (False, "full"),
+}
+"""What stands there, and the field's value for it: `__post_init__` fuses from torch 2.8 on, and takes bf16 unless fp16 is
+set."""
+
 
 def tables() -> Iterator[pytest.ParameterSet]:
     for name in (*FRAMEWORKS, *FURTHER):
@@ -48,7 +57,8 @@ def test_a_default_is_the_frameworks_own(name: str, release: str, value: object,
     if path is None:
         pytest.skip(f"{name} {release} is not here: unpack its wheel and name the folder in TUNECAST_FRAMEWORKS")
     found = default_in(parsed(path), place)
-    assert found == value, f"{source} is {found!r}; the table has {value!r}"
+    stands, meant = AS_A_FIELD.get(source, (value, value))
+    assert (found, value) == (stands, meant), f"{source} is {found!r}; the table has {value!r}"
 
 
 def source_file(file: str, name: str, release: str) -> Path | None:

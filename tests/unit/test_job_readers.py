@@ -174,6 +174,7 @@ def test_files_that_are_no_files(tmp_path):
         ("a.yaml", "model: !!python/object/apply:os.system [true]", "not YAML: could not determine a constructor"),
         ("a.yaml", "model: \x00", "a character that YAML does not allow"),
         ("a.yaml", "model: 2024-99-99", "a number or a date that cannot be"),
+        ("a.yaml", "model: !!float", "a number or a date that cannot be"),
         ("a.yaml", "model: &a [*a]", "an alias to what it is part of"),
         ("a.yaml", "? [1]\n: 2", "not YAML"),
         ("a.yaml", "a: " + "[" * 40 + "]" * 40, "nested more than 16 deep"),

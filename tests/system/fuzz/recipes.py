@@ -15,6 +15,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from random import Random
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from tunecast.errors import TunecastError
@@ -22,7 +23,7 @@ from tunecast.job import job_from_dict, recipes
 from tunecast.job.mapping import with_overrides
 from tunecast.job.readers import JobError, read_jobs
 from tunecast.job.recipes import cards
-from tunecast.job.recipes.document import Document, mapping_of
+from tunecast.job.recipes.document import Document, mapping_of, read_document
 from tunecast.job.recipes.recipe import Recipe
 from tunecast.job.recipes.request import Launch, ReadRequest
 from tunecast.job.recipes.words import Word
@@ -119,6 +120,13 @@ SEEDS: Mapping[str, dict[str, Any]] = {
         "fsdp": "",
         "num_train_epochs": 1.0,
     },
+    "frameworks.torchtitan": {
+        "model": {"name": "llama3", "flavor": "8B"},
+        "training": {"seq_len": 8192, "local_batch_size": 1, "steps": 10},
+        "parallelism": {"tensor_parallel_degree": 1, "data_parallel_shard_degree": -1},
+        "activation_checkpoint": {"mode": "selective", "selective_ac_option": "op"},
+        "optimizer": {"name": "AdamW"},
+    },
     "parts.accelerate": {
         "compute_environment": "LOCAL_MACHINE",
         "distributed_type": "FSDP",
@@ -145,6 +153,35 @@ SEEDS: Mapping[str, dict[str, Any]] = {
     },
 }
 """A file of each; one that has none is looked for."""
+PYTHON: Mapping[str, tuple[str, ...]] = {
+    "frameworks.unsloth": (
+        "from unsloth import FastLanguageModel",
+        "from trl import SFTTrainer, SFTConfig",
+        "longest = 2048",
+        'model, tokenizer = FastLanguageModel.from_pretrained("unsloth/Llama-3.2-1B", max_seq_length=longest)',
+        "model = FastLanguageModel.get_peft_model(model, r=16, target_modules=['q_proj'])",
+        "trainer = SFTTrainer(model=model, args=SFTConfig(per_device_train_batch_size=2, max_length=longest))",
+        "trainer.train()",
+    ),
+    "frameworks.script": (
+        "import argparse",
+        "from transformers import AutoModelForCausalLM, Trainer, TrainingArguments",
+        "parser = argparse.ArgumentParser()",
+        "parser.add_argument('--batch', type=int, default=4)",
+        "args = parser.parse_args()",
+        "model = AutoModelForCausalLM.from_pretrained('gpt2')",
+        "arguments = TrainingArguments('out', per_device_train_batch_size=args.batch, **{'bf16': True})",
+        "Trainer(model=model, args=arguments, train_dataset=data).train()",
+    ),
+}
+"""Scripts, a statement each."""
+PYTHON_TRAPS = (
+    "import os; os.system('touch ran')", "__import__('os').mkdir('ran')", "x = " + "(" * 200, "x = 9 ** 9 ** 9",
+    "x = 'a' * 10 ** 12", "x = [0] * 10 ** 12", "x = 1 << 10 ** 9", "while True: pass", "def f(): return f()", "f()",
+    "x = [x for x in range(10 ** 12)]", "from . import own", "from file import *", "class A(A): pass", "x: int = x",
+    "lambda: (yield)", "x = f'{x!r:{x}}'", "x = " + "-" * 5000 + "1", "if x:\n    y = 1\nelse:\n    y = 2", "\tx = 1",
+    "a = b = c = a", "del model", "globals()['model'] = 1", "%pip install x", "!rm -rf /", "async def g(): await g()",
+)  # fmt: skip
 COMMANDS = (
     "accelerate launch --config_file accelerate.yaml --num_processes 8 train.py --model_name_or_path gpt2 --bf16",
     "torchrun --nproc_per_node 8 --nnodes 2 finetune.py --config job.yaml --a.b 3",
@@ -335,8 +372,12 @@ def command_input(rng: Random) -> Input:
 
 
 def file_input(rng: Random, number: int) -> Input:
-    if rng.random() < 0.25:
+    kind = rng.random()
+    if kind < 0.2:
         ending, content = rng.choice(recipes.SCRIPTS), script(rng)
+    elif kind < 0.45:
+        ending = rng.choice((".py", ".py", ".ipynb"))
+        content = python(rng, ending)
     else:
         ending = rng.choice((".yaml", ".yaml", ".yml", ".json"))
         content = structured(rng, number, ending)
@@ -383,6 +424,27 @@ def script(rng: Random) -> bytes:
     return rng.choice(("\n", " \\\n", "\r\n", "; ", " && ")).join(lines).encode("utf-8", "surrogatepass")
 
 
+def python(rng: Random, ending: str) -> bytes:
+    lines = list(rng.choice(list(PYTHON.values())))
+    for _ in range(rng.choice((0, 1, 1, 2, 4))):
+        kind = rng.random()
+        if kind < 0.4:
+            lines.insert(rng.randint(0, len(lines)), rng.choice(PYTHON_TRAPS))
+        elif kind < 0.8:
+            name = rng.choice(keys_of(rng.choice((*PYTHON, *SHARED))) or ("x",)).rpartition(".")[2]
+            place = rng.randrange(len(lines))
+            value = ascii(plain(rng.choice((*LIKELY, *JUNK))))[:200]
+            lines[place] = lines[place].replace("(", f"({name}={value}, ", 1)
+        else:
+            lines.pop(rng.randrange(len(lines)))
+    rng.random() < 0.15 and rng.shuffle(lines)  # type: ignore[func-returns-value]
+    text = "\n".join(lines)
+    if ending == ".ipynb":
+        cells = [{"cell_type": "code", "source": [f"{line}\n" for line in lines], "outputs": []}]
+        text = json.dumps({"cells": rng.choice((cells, cells * 3, {}, [1])), "nbformat": 4})
+    return text.encode("utf-8", "surrogatepass")
+
+
 def furnish() -> None:
     """What files may name: made once a room."""
     if Path("ds.json").exists():
@@ -399,5 +461,12 @@ def readers_without_a_file() -> Iterator[str]:
     """For a test: readers that no input here reaches."""
     for reader in READERS:
         framework = import_module(f"{recipes.__name__}.{reader}")
-        if not framework.recognises(Document("seed.yaml", seed_of(reader), {})):
+        if reader in PYTHON:
+            with TemporaryDirectory() as folder:
+                path = Path(folder) / "seed.py"
+                path.write_text("\n".join(PYTHON[reader]))
+                document = read_document(path)
+        else:
+            document = Document("seed.yaml", seed_of(reader), {})
+        if not framework.recognises(document):
             yield reader

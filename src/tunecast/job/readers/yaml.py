@@ -48,7 +48,7 @@ def with_lines(text: str, where: str) -> tuple[Any, dict[str, int]]:
         raise UsageError(f"{where}: not YAML: a character that YAML does not allow") from None
     except RecursionError:
         raise UsageError(f"{where}: nested too deep") from None
-    except (ValueError, OverflowError, TypeError, KeyError, AttributeError):
+    except (ValueError, OverflowError, TypeError, KeyError, AttributeError, IndexError):
         # what PyYAML's own constructors raise for a date, number or tag that only looks like one
         raise UsageError(f"{where}: holds a number or a date that cannot be") from None
     finally:
