@@ -16,7 +16,7 @@ from types import MethodType
 from typing import Any
 
 from tunecast.tape.build import functional as F
-from tunecast.tape.build.attention import cudnn, flash, scaled_dot_product
+from tunecast.tape.build.attention import cudnn, flash, repeat_kv, scaled_dot_product
 from tunecast.tape.build.autograd import Gradients, Node, finish, record, run_engine, start, wants
 from tunecast.tape.build.dtypes import Dtype
 from tunecast.tape.build.machine import Machine
@@ -110,6 +110,10 @@ class Offloading:
 
 BUCKET = 128
 """cuDNN's attention gets lengths of whole buckets, and always some padding (`_cudnn_length_bucketed_sdpa`)."""
+XFORMERS = (
+    "where SDPA has no kernel for shared keys Unsloth takes xformers, which its package requires: taken as torch's "
+    "efficient kernel over copied keys and values"
+)
 FIRST_POSITIONS, POSITIONS_STEP = 4 * 8192, 8192
 
 
@@ -262,6 +266,10 @@ def trained(q: Tensor, k: Tensor, v: Tensor, *, gqa: bool, kernel: str) -> Tenso
         return bucketed(q, k, v, gqa)
     if kernel == "flash":
         return flash(q, k, v, None, 0.0, True, True)
+    if kernel == "math" and gqa:
+        machine, groups = q.machine, q.shape[1] // k.shape[1]
+        machine.guesses[XFORMERS] = None
+        return scaled_dot_product(q, repeat_kv(k, groups), repeat_kv(v, groups), None, 0.0, True, False)
     return scaled_dot_product(q, k, v, None, 0.0, True, gqa)
 
 
