@@ -38,8 +38,8 @@ AS_A_FIELD: Mapping[str, tuple[object, object]] = {
     "trl/trainer/base_config.py: _BaseConfig.bf16": (None, "bfloat16"),
     "trl/trainer/model_config.py: ModelConfig.use_peft": (False, "full"),
 }
-"""What stands there, and the field's value for it: `__post_init__` fuses from torch 2.8 on, and takes bf16 unless fp16 is
-set."""
+"""What stands there, and the field's value for it: `__post_init__` fuses from torch 2.8 on, and takes bf16 unless fp16
+is set."""
 
 
 def tables() -> Iterator[pytest.ParameterSet]:
