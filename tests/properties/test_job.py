@@ -46,6 +46,7 @@ def right(knob: Knob) -> st.SearchStrategy[Any]:
     values: dict[str, st.SearchStrategy[Any]] = {
         "bool": st.booleans(),
         "int": st.integers(int(low), int(high)),
+        "int or choice": st.integers(int(low), int(high)) | st.sampled_from(knob.choices or ("",)),
         "bytes": st.integers(int(low), int(high)) | st.integers(1, 99).map(lambda size: f"{size}MiB"),
         "float": st.floats(low, high, exclude_min=knob.above_low),
         "text": st.text(st.characters(codec="ascii", categories=("L", "N")), min_size=1, max_size=9),
