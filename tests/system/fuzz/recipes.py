@@ -340,8 +340,9 @@ def use(found: Recipe, overrides: Mapping[str, object]) -> None:
     """What `read --json` and `predict` do with it; a refusal is an answer."""
     json.dumps(found.to_dict())
     try:
-        recipes.require_modelled(found, "file.yaml")
         content = with_overrides(found.job, overrides)
+        recipes.require_modelled(found, content, "file.yaml")
+        content = cards.in_its_dtype(content, found.assumed, overrides)
         cards.unsaid(content, found.global_batch)
         job_from_dict(cards.on_its_cards(content, found.global_batch))
     except TunecastError as error:
