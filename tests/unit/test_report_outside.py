@@ -10,6 +10,7 @@ from tunecast.prediction.outside.needs import Outside
 from tunecast.prediction.outside.saving import Disk, Resuming, Saving
 from tunecast.report.draw.text import Terminal
 from tunecast.report.run.outside import host_text, outside_lines, outside_text, outside_warnings
+from tunecast.report.run.wording import FIELDS, FLAGS
 from tunecast.units import GIB, MIB
 
 EVALUATION = Evaluation(8, 1024, 4 * GIB, 20 * GIB, 0, None, -2 * GIB)
@@ -83,18 +84,18 @@ def test_what_the_machine_must_have_in_one_paragraph() -> None:
 
 def test_what_does_not_fit_says_what_to_change() -> None:
     """Evaluation: 16 GiB stay, 4 come with 8 rows. 1 GiB for them is 2 rows; in 8 GiB not even the weights lie."""
-    assert outside_warnings(SAID, 20 * GIB, evaluates=True, flags=True) == []
-    assert outside_warnings(SAID, 17 * GIB, evaluates=True, flags=True) == [
+    assert outside_warnings(SAID, 20 * GIB, evaluates=True, wording=FLAGS) == []
+    assert outside_warnings(SAID, 17 * GIB, evaluates=True, wording=FLAGS) == [
         "evaluation runs out of memory: 8 x 1,024 tokens take 20.00 GiB of 17.00 GiB; --eval-batch 2 fits"
     ]
-    [told] = outside_warnings(SAID, 17 * GIB, evaluates=False, flags=False)
+    [told] = outside_warnings(SAID, 17 * GIB, evaluates=False, wording=FIELDS)
     assert told.startswith("evaluation is off; if you evaluate, it runs out") and told.endswith(
         "run.eval_batch: 2 fits"
     )
-    loading, evaluation = outside_warnings(SAID, 8 * GIB, evaluates=True, flags=True)
+    loading, evaluation = outside_warnings(SAID, 8 * GIB, evaluates=True, wording=FLAGS)
     assert loading == "loading does not fit: it takes 9.00 GiB of the 8.00 GiB PyTorch can use"
     assert evaluation.endswith("no batch is small enough")
-    assert outside_warnings(replace(SAID, in_parts=True), 8 * GIB, evaluates=True, flags=True) == []
+    assert outside_warnings(replace(SAID, in_parts=True), 8 * GIB, evaluates=True, wording=FLAGS) == []
 
 
 def test_lines_keep_to_the_terminal_and_colours_are_asked_for() -> None:

@@ -88,7 +88,7 @@ def test_known(job: dict[str, Any]) -> None:
         ({"parallel": {"data": "zero3"}, "method": "qlora"}, "quantization.format", "allowed: null"),
         ({"parallel": {"data": "fsdp"}, "compile": True}, "compile", "allowed: false"),
         ({"parallel": {"reduce_dtype": "float32"}}, "parallel.reduce_dtype", "allowed: null"),
-        ({"parallel": {"expert": 4}}, "parallel", "known of megatron, nemo, torchtitan; transformers' own"),
+        ({"parallel": {"expert": 4}}, "parallel", "known of automodel, megatron, nemo, torchtitan; transformers' own"),
         ({"optimizer": "lomo"}, "optimizer", "on one card"),
         ({"optimizer_in_backward": True}, "optimizer_in_backward", "on one card"),
     ],

@@ -69,7 +69,7 @@ class TestRecognised:
     def test_its_lines_and_what_moves_nothing(self, read: Any) -> None:
         recipe = read("sequence_len: 4096\nwandb_project: x\nlearning_rate: 2e-4\nunheard_of: 3\n")
         assert recipe.places["seq_len"].line == 3 and {"wandb_project", "learning_rate"} <= set(recipe.ignored)
-        assert unread(recipe)["unheard_of"] and "datasets.0.path" in recipe.ignored
+        assert unread(recipe)["unheard_of"] and "datasets.0.type" in recipe.ignored and recipe.data_sets == ("a/b",)
 
     def test_a_folder_starts_at_the_file(self, read: Any, tmp_path: Path) -> None:
         recipe = read(start="base_model: ./out\nsequence_len: 512\n")

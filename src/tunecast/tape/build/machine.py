@@ -135,6 +135,10 @@ class Machine(HostNotes):
         """torch 2.13 and later: cublasLt shares cuBLAS' workspace."""
         return self.torch >= ONE_WORKSPACE_FROM
 
+    def use_attention(self, name: str) -> None:
+        """Of a model whose own code has it, whatever transformers' has."""
+        self.attention = name
+
     def use_eager_attention(self) -> None:
         """The model has no sdpa: transformers falls back."""
         self.attention = "eager"

@@ -96,7 +96,7 @@ def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: 
         elif kind in OWN_CODE:
             fuse_norms(model)
             use_own_experts(job, model)
-            machine.attention = job.attention  # fused too where transformers has none, as of gpt-oss
+            machine.use_attention(job.attention)  # fused too where transformers has none, as of gpt-oss
         if job.method != "full":
             insert_adapters(job, model)
         cut_ends(model, ends_of_stage(job, machine))
