@@ -61,7 +61,7 @@ def predicted(job: Job, **_: Any) -> Prediction:
 def job(capacity_gib: float, **fields: Any) -> Job:
     """4 + 8 + 4 + 2 = 18 GiB."""
     plain = {
-        "model": "gpt2",
+        "model": "smollm2-135m",
         "weights_dtype": "float32",
         "micro_batch": 1,
         "seq_len": 1024,
