@@ -137,7 +137,7 @@ def _stacked(plan: Plan, chosen: Sequence[Pick], terminal: Terminal, how: How) -
 def _settings(choice: Choice, money: Money, terminal: Terminal, how: How, why: bool) -> list[str]:
     """What to set, what may go wrong; and `why` it was picked."""
     changed = words.changes(choice, how.wording)
-    joined = ", ".join(changed)
+    joined = (" " if how.wording.is_typed else ", ").join(changed)
     sentences = [f"set {joined}" if changed else "with the job's settings unchanged"]
     sentences += [choice.why] if why else []
     sentences += [notes.interruptions(choice, money)] if choice.fleet.offer.kind == SPOT else []
