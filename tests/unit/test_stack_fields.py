@@ -79,7 +79,7 @@ STILL: dict[str, str] = {
     "run.save_only_model": FILES, "hardware.download_bytes_per_s": FILES, "hardware.disk_bytes_per_s": FILES,
     "hardware.nvme_bytes_per_s": "is said to change nothing: it belongs to offload",
     "hardware.country": "is told in grams of CO2, not among these figures",
-    "parallel.fsdp_version": BY_FSDP, "parallel.reshard_after_forward": BY_FSDP,
+    "parallel.fsdp_version": BY_FSDP, "parallel.use_orig_params": BY_FSDP, "parallel.reshard_after_forward": BY_FSDP,
     "parallel.cpu_ram_efficient_loading": BY_FSDP, "parallel.state_dict_type": BY_FSDP,
 }  # fmt: skip
 
