@@ -210,6 +210,8 @@ class Flattened:
             factor = clamped.to(gradient.dtype)
             machine.launch("mul_", (gradient, factor), gradient.dtype, gradient.nbytes)
             del factor
+        if not gradients:  # a rank without any takes float32 (`FullyShardedDataParallel.clip_grad_norm_`)
+            return total
         return total.to(FLOAT32 if any(g.dtype == FLOAT32 for g in gradients) else gradients[0].dtype)
 
     def norm(self, parameters: Sequence[Tensor]) -> Tensor:
