@@ -7,12 +7,9 @@ of a single number are compared all the same.
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -22,6 +19,7 @@ pytest.importorskip("transformers")
 pytest.importorskip("deepspeed")
 
 from installed import as_installed
+from sharding_modules import loaded
 
 from tunecast.tape.build.job_runs import build
 from tunecast.tape.build.sharding.zero_sizes import SETTINGS, DeepSpeedSettings
@@ -33,18 +31,6 @@ WORTH_COMPARING_BYTES = 1024
 DEFAULTS = {name: getattr(DeepSpeedSettings(), name) for name in SETTINGS}
 TRACKER_BYTES = 1
 """Of stage 3, while loading: whether anything was infinite (`inf_or_nan_tracker`)."""
-
-
-def loaded(name: str) -> ModuleType:
-    sys.path.insert(0, str(HERE))
-    try:
-        spec = importlib.util.spec_from_file_location(f"sharding_{name}", HERE / f"{name}.py")
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    finally:
-        sys.path.remove(str(HERE))
-    return module
 
 
 CASES = loaded("zero_cases")

@@ -11,14 +11,13 @@ Left out  what is smaller than 8 KiB: a number a token, rows of norms. What indu
 from __future__ import annotations
 
 import importlib.util
-import sys
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
+from sharding_modules import loaded
 
 pytest.importorskip("torch")
 if not all(map(importlib.util.find_spec, ("megatron", "transformer_engine"))):  # looked for, not imported: its library
@@ -35,18 +34,6 @@ TIMING_BYTES = 60 * 2**20
 """What a kernel is timed with: it empties the L2 cache."""
 OLDER_WORKSPACE = 32 * 2**20
 """Of TransformerEngine before 2.8; what is built is of the newest."""
-
-
-def loaded(name: str) -> ModuleType:
-    sys.path.insert(0, str(HERE))
-    try:
-        spec = importlib.util.spec_from_file_location(f"megatron_{name}", HERE / f"{name}.py")
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    finally:
-        sys.path.remove(str(HERE))
-    return module
 
 
 CASES = loaded("megatron_cases")

@@ -6,10 +6,8 @@ rank of a process group that is not there. Two layers, two steps. A difference n
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -19,6 +17,7 @@ pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 
 from installed import as_installed
+from sharding_modules import loaded
 
 from tunecast.tape.build.job_runs import build
 from tunecast.tape.card import Card
@@ -27,14 +26,6 @@ HERE = Path(__file__).parent / "sharding_cases"
 SOURCE = Path(__file__).parents[2] / "src"
 SMALL_TABLES_BYTES = 4096
 """Of loading alone: tables of values that are made once."""
-
-
-def loaded(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"sharding_{name}", HERE / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 CASES = loaded("cases")

@@ -6,11 +6,9 @@ kilobyte are numbers the Trainer keeps books with.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -22,6 +20,7 @@ pytest.importorskip("peft")
 pytest.importorskip("trl")
 
 from installed import as_installed
+from sharding_modules import loaded
 
 from tunecast.tape.build.job_runs import build
 from tunecast.tape.card import Card
@@ -30,14 +29,6 @@ from tunecast.tape.trace.run import trace_script
 
 HERE = Path(__file__).parent
 SCRIPT = str(HERE / "scripts_distributed" / "trainers.py")
-
-
-def loaded(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"sharding_{name}", HERE / "sharding_cases" / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 JOB, LLAMA, told = loaded("cases").JOB, loaded("cases").LLAMA, loaded("trace_all").told

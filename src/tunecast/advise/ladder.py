@@ -117,8 +117,13 @@ def _where(condition: Callable[[Job], bool], overrides: Overrides) -> Callable[[
     return lambda job: iter([overrides] if condition(job) else [])
 
 
+def proposes_liger(job: Job) -> bool:
+    """Whether its kernels are proposed: of the others nobody compared a trace."""
+    return resolve_model(job.model).model_type in MODELS
+
+
 def _liger(job: Job) -> Iterator[Overrides]:
-    if not liger_parts(job) and resolve_model(job.model).model_type in MODELS:
+    if not liger_parts(job) and proposes_liger(job):
         yield {"kernels": [*job.kernels, "liger"]}
 
 

@@ -7,16 +7,15 @@ from itertools import product
 from typing import TYPE_CHECKING, TypeVar
 
 from tunecast.advise.changes import with_fields
+from tunecast.advise.ladder import proposes_liger
 from tunecast.errors import UsageError
 from tunecast.hardware.spec import Gpu
 from tunecast.job.job import Job
 from tunecast.job.kernels import CHOSEN, INSTALLED, chosen_kernels
-from tunecast.job.model import resolve_model
 from tunecast.job.names import METHODS
 from tunecast.job.optimizers import OPTIMIZERS
 from tunecast.job.stacks import stack_of
 from tunecast.records import NamedTuple, replace
-from tunecast.tape.build.liger import MODELS
 
 if TYPE_CHECKING:
     from tunecast.planning.space import Freedom
@@ -63,11 +62,6 @@ class Technique(NamedTuple):
         return self._replace(matmul_dtype=None, compile=False, gradient_checkpointing=again)
 
 
-def has_liger(job: Job) -> bool:
-    """Whether its kernels are proposed: of the others nobody compared a trace."""
-    return resolve_model(job.model).model_type in MODELS
-
-
 def techniques_of(job: Job, freedom: Freedom) -> Iterator[Technique]:
     def values(name: str, own: T, others: Sequence[T]) -> list[T]:
         return [own] if freedom.is_fixed(name) else list(dict.fromkeys([own, *others]))
@@ -75,7 +69,7 @@ def techniques_of(job: Job, freedom: Freedom) -> Iterator[Technique]:
     freely, search = freedom.allow, stack_of(job).search
     methods = values("method", job.method, METHODS if "method" in freely else ())
     installed = tuple(name for name in job.kernels if name in INSTALLED)
-    may_fuse = "kernels" in search and set(chosen_kernels(job)) <= {"liger"} and has_liger(job)
+    may_fuse = "kernels" in search and set(chosen_kernels(job)) <= {"liger"} and proposes_liger(job)
     kernels = [("liger", *installed), installed] if may_fuse else []
     may_compile = "compile" in search and "compile" in freely and _rows_are_alike(job)
     may_narrow = "matmul_dtype" in search and "matmul_dtype" in freely

@@ -11,14 +11,23 @@ from tunecast.job.recipes import find_recipe, words_for
 from tunecast.job.recipes.recipe import Recipe
 
 
-def own_words(path: Path, recipe: Recipe, changes: Mapping[str, object]) -> dict[str, object] | None:
-    """Keys of the file that say these fields; None where it has none for one of them, or they say something else."""
+def words_of(recipe: Recipe, changes: Mapping[str, object]) -> dict[str, object] | None:
+    """Keys of the file that say these fields; None where it has none for one of them. Whoever writes them reads them
+    back: not every value can be said."""
     words: dict[str, object] = {}
     for field, value in changes.items():
         said = words_for(recipe, field, value)
         if said is None:
             return None
         words |= said
+    return words
+
+
+def own_words(path: Path, recipe: Recipe, changes: Mapping[str, object]) -> dict[str, object] | None:
+    """The same, and None where they say something else when read back."""
+    words = words_of(recipe, changes)
+    if words is None:
+        return None
     try:
         read = find_recipe(path, words)
     except TunecastError:

@@ -21,7 +21,8 @@ from tunecast.job.job import Job
 from tunecast.job.model import resolve_model
 from tunecast.job.readers import DATA_FILES, read_jobs
 from tunecast.job.readers.bounds import MOST_FILE_BYTES, bounded_bytes
-from tunecast.job.recipes import ENDINGS, find_recipe, words_for
+from tunecast.job.recipes import ENDINGS, find_recipe
+from tunecast.job.recipes.own_words import words_of
 from tunecast.job.writer import write_file
 from tunecast.records import NamedTuple, replace
 from tunecast.tape.build.fill_in import fill_in_of
@@ -77,12 +78,9 @@ def in_its_words(path: Path, overrides: Overrides) -> Overrides:
     recipe = find_recipe(path) if path.suffix.lower() in ENDINGS else None
     if recipe is None:
         return overrides
-    words: dict[str, object] = {}
-    for field, value in overrides.items():
-        said = words_for(recipe, field, value)
-        if said is None:
-            raise ValueError(f"{recipe.framework} has no key for {field}")
-        words |= said
+    words = words_of(recipe, overrides)
+    if words is None:
+        raise ValueError(f"{recipe.framework} has no keys for {', '.join(overrides)}")
     return words
 
 

@@ -18,23 +18,33 @@ def take_run(draft: Draft, keys: Keys) -> None:
     take_evaluations(draft, keys, epochs)
 
 
+def take_rhythm(draft: Draft, keys: Keys, epochs: float, what: str) -> bool:
+    """How often it saves or evaluates, where a number says it: so many an epoch, or steps, less than one being a share
+    of all."""
+    by_steps, by_epoch = f"{what}_steps", f"{what}s_per_epoch"
+    steps, an_epoch = number(keys.get(by_steps)), number(keys.get(by_epoch))
+    if an_epoch and an_epoch * epochs > 1:
+        draft.put(f"run.{what}_strategy", "steps", keys, by_epoch)
+        draft.put(f"run.{by_epoch}", an_epoch, keys, by_epoch)
+        return True
+    if not steps:
+        return False
+    draft.put(f"run.{what}_strategy", "steps", keys, by_steps)
+    if steps < 1:
+        draft.put(f"run.{by_epoch}", 1 / (steps * epochs), keys, by_steps)
+    else:
+        draft.put(f"run.{by_steps}", keys.get(by_steps), keys, by_steps)
+    return True
+
+
 def take_saves(draft: Draft, keys: Keys, epochs: float) -> None:
     """`normalize_config`: so many an epoch are a share of all steps; one share alone is the default, every epoch."""
-    steps, an_epoch = number(keys.get("save_steps")), number(keys.get("saves_per_epoch"))
     strategy = keys.get("save_strategy")
-    if an_epoch and an_epoch * epochs > 1:
-        draft.put("run.save_strategy", "steps", keys, "saves_per_epoch")
-        draft.put("run.saves_per_epoch", an_epoch, keys, "saves_per_epoch")
-    elif steps:
-        draft.put("run.save_strategy", "steps", keys, "save_steps")
-        if steps < 1:
-            draft.put("run.saves_per_epoch", 1 / (steps * epochs), keys, "save_steps")
-        else:
-            draft.put("run.save_steps", keys.get("save_steps"), keys, "save_steps")
-    elif word(strategy) == "best":
+    by_number = take_rhythm(draft, keys, epochs, "save")
+    if not by_number and word(strategy) == "best":
         draft.put("run.save_strategy", "epoch", keys, "save_strategy")
         draft.not_modelled(keys, "save_strategy", "a checkpoint is written where an evaluation is the best so far")
-    elif strategy is not None:
+    elif not by_number and strategy is not None:
         draft.put("run.save_strategy", word(strategy) or strategy, keys, "save_strategy")
     draft.assume("run.save_strategy", "epoch")
     draft.take("run.save_total_limit", keys, "save_total_limit")
@@ -46,23 +56,13 @@ def take_evaluations(draft: Draft, keys: Keys, epochs: float) -> None:
     held_back, sets = keys.get("val_set_size"), keys.document.get("test_datasets")
     share = number(held_back) or 0.0
     names = ("evals_per_epoch", "eval_steps", "eval_strategy", "evaluation_strategy")
-    steps, an_epoch = number(keys.get("eval_steps")), number(keys.get("evals_per_epoch"))
     strategy = word(keys.get("eval_strategy", "evaluation_strategy"))
     if not share and not is_on(sets):
         keys.ignore(*names, "eval_batch_size", "eval_sample_packing", "eval_sequence_len", "eval_max_new_tokens")
         draft.assume("run.eval_strategy", "no", f"{NAME} {RELEASE}: nothing is held back to evaluate on")
         draft.assume("run.eval_batch", draft.fields["micro_batch"])
         return
-    if an_epoch and an_epoch * epochs > 1:
-        draft.put("run.eval_strategy", "steps", keys, "evals_per_epoch")
-        draft.put("run.evals_per_epoch", an_epoch, keys, "evals_per_epoch")
-    elif steps:
-        draft.put("run.eval_strategy", "steps", keys, "eval_steps")
-        if steps < 1:
-            draft.put("run.evals_per_epoch", 1 / (steps * epochs), keys, "eval_steps")
-        else:
-            draft.put("run.eval_steps", keys.get("eval_steps"), keys, "eval_steps")
-    elif strategy:
+    if not take_rhythm(draft, keys, epochs, "eval") and strategy:
         draft.put("run.eval_strategy", strategy, keys, "eval_strategy", "evaluation_strategy")
     draft.assume("run.eval_strategy", "no")
     if share > 1:
