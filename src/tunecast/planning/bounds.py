@@ -49,7 +49,7 @@ from tunecast.prediction.price.moving import STREAMING
 from tunecast.prediction.price.rates import Rates
 from tunecast.records import NamedTuple, replace
 from tunecast.tape.build.sharding.zero_sizes import settings_of
-from tunecast.tape.op import Op, Phase
+from tunecast.tape.op import NODES, Op, Phase
 from tunecast.tape.step import Step
 
 LARGE_ELEMENTS = 2**20
@@ -58,7 +58,8 @@ or ten hidden sizes)."""
 BY_CARD = frozenset({"gemm_4bit", "sum"})
 """Whose size or presence follows the card: 4-bit products others unpack the weight for, and what Triton's kernels leave
 for each multiprocessor to be summed."""
-CAST = "_to_copy"
+CAST, COPY = "_to_copy", "copy_"
+NODE = Op(NODES, kernels=0, shapes=((1,),))
 FLOAT32 = "float32"
 FASTEST = max(kernel.forward for kernel in (CUDNN, FLASH_2, FLASH_3))
 FEWEST_FLOPS = min(kernel.work for kernel in (CUDNN, FLASH_2, FLASH_3))
@@ -232,7 +233,7 @@ class Work(NamedTuple):
     host_s: float
     """To launch a micro-batch, less its attention."""
     casts_s: float
-    """Of that, casts."""
+    """Of that, casts: also those in place, and autograd's nodes for them."""
 
     def busy_s(self, gpu: Gpu, data: str, *, narrow: bool = False, fused: bool = False) -> float:
         """`narrow`: products in float8, at twice the rate or what the card has, of half the bytes. `fused`: whatever
@@ -246,7 +247,7 @@ class Work(NamedTuple):
         if fused:
             return busy_s
         for op, times in self.moving:
-            if whole or op.name != CAST:
+            if whole or op.name not in (CAST, COPY):
                 busy_s += seconds(op, rates) * times * (0.5 if op.dtype == FLOAT32 and not whole else 1.0)
         return busy_s
 
@@ -283,7 +284,9 @@ def work_of(step: Step, host: Host) -> Work:
             kind = kind_of(op.name)
             launch_s = 0.0 if kind == ATTENTION else host.op_s(op, section.phase) * section.times
             host_s += launch_s
-            casts_s += launch_s if op.name == CAST else 0.0
+            if op.name in (CAST, COPY):
+                node_s = host.op_s(NODE, section.phase) * section.times if op.by_engine else 0.0
+                casts_s += launch_s + node_s
             if kind not in found or op.stream or op.name in BY_CARD:
                 continue
             key = (

@@ -17,7 +17,7 @@ BANDS: dict[tuple[str, str], tuple[float, float, int, int, float | None]] = {
     ("fsdp_qlora, several cards", "reserved"): (0.07571, 0.08803, 13, 3, None),
     ("litgpt", "allocated"): (0.00775, 0.00124, 33, 10, 0.788),
     ("litgpt, several cards", "allocated"): (0.14135, 0.00011, 9, 5, 0.778),
-    ("megatron, several cards", "allocated"): (0.00000, 0.02481, 49, 2, 0.735),
+    ("megatron, several cards", "allocated"): (0.00000, 0.02481, 49, 2, 0.816),
     ("torchtitan, several cards", "reserved"): (0.00918, 0.06002, 59, 5, 0.881),
     ("torchtune", "allocated"): (0.06497, 0.06497, 8, 2, None),
     ("trl", "allocated"): (0.00003, 0.00003, 65, 2, 0.785),
