@@ -3,6 +3,7 @@ of what was not given."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
@@ -18,6 +19,8 @@ from tunecast.records import NamedTuple, replace
 MOST = 4
 FEW = 3
 """Changes to a job that fits anyway."""
+ROOMY = 0.5
+"""Of what PyTorch can use: nobody looks for more who needs less than this."""
 WORTHWHILE_FRACTION = 0.01
 """Of what the job holds: a change that frees less is not worth a line, unless it makes the job fit."""
 
@@ -37,19 +40,26 @@ NO_SUGGESTIONS = Suggestions()
 
 
 def suggestions_for(
-    prediction: Prediction, *, tick: Callable[[], None], spent: Callable[[Prediction], Spent] = without_price
-) -> Suggestions:
-    """`tick` is called before each prediction; `spent` says what a whole job takes and costs."""
+    prediction: Prediction, *, tick: Callable[[], None], spent: Callable[[Prediction], Spent] = without_price,
+    even_if_roomy: bool = True,
+) -> Suggestions:  # fmt: skip
+    """`tick` is called before each prediction; `spent` says what a whole job takes and costs. `even_if_roomy`: changes
+    that free memory are tried where nobody needs more, too."""
     trials, unstated = SimilarJobs(prediction, tick), taken(prediction.job, prediction.model.model_type)
-    try:
-        changes = _best_changes(prediction, trials)
-    except TunecastError:
-        changes = []
+    changes: Sequence[Change] = ()
+    if even_if_roomy or not is_roomy(prediction):
+        with contextlib.suppress(TunecastError):
+            changes = _best_changes(prediction, trials)
     try:
         found = effects(prediction, unstated, partial(trials.predict, timed=True), spent)
     except TunecastError:
         found = []
     return Suggestions(changes, unstated, worth_telling(found, prediction))
+
+
+def is_roomy(prediction: Prediction) -> bool:
+    on_card = prediction.on_card
+    return on_card.verdict == "fits" and on_card.room.needs_bytes < ROOMY * on_card.capacity_bytes
 
 
 class SimilarJobs:

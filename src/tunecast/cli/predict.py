@@ -215,7 +215,7 @@ def report_on(prediction: Prediction, name: str, source: str, options: PredictOp
     advice = options.advice and not traced  # a traced change takes as long as the job itself
     if advice:
         with counting_seconds(f"trying changes to {name}") as tick:
-            tried = suggestions(prediction, tick=tick)
+            tried = suggestions(prediction, tick=tick, even_if_roomy=options.details or options.html is not None)
     priced = advice or (options.short and prediction.fits)
     return JobReport(
         prediction,

@@ -11,9 +11,10 @@ from tunecast.planning.price import Rent
 from tunecast.prediction.prediction import Prediction
 
 
-def suggestions(prediction: Prediction, *, tick: Tick = no_tick) -> Suggestions:
-    """`tick` is called before each job that is tried."""
-    return suggestions_for(prediction, tick=tick, spent=spent_on_run)
+def suggestions(prediction: Prediction, *, tick: Tick = no_tick, even_if_roomy: bool = True) -> Suggestions:
+    """`tick` is called before each job that is tried. `even_if_roomy`: what frees memory is tried also where the job
+    needs little of the card's."""
+    return suggestions_for(prediction, tick=tick, spent=spent_on_run, even_if_roomy=even_if_roomy)
 
 
 def rent_of_run(prediction: Prediction) -> Rent | None:

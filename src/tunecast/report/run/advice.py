@@ -13,8 +13,6 @@ from tunecast.report.run.wording import FIELDS, Wording
 from tunecast.units import gib
 
 TITLE, FREES, FASTER = "What to change first", "What would free memory", "What would make it faster"
-ROOMY = 0.5
-"""Of what PyTorch can use: nobody looks for more who needs less than this."""
 EFFECTS: Mapping[Verdict, str] = {
     "fits": "fits then",
     "may not fit": "may fit then",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tunecast.advise.smallest_card import largest_memory_bytes, least_card
-from tunecast.advise.suggestions import NO_SUGGESTIONS, Suggestions
+from tunecast.advise.suggestions import NO_SUGGESTIONS, Suggestions, is_roomy
 from tunecast.hardware.catalog import gpu as gpu_named
 from tunecast.hardware.catalog import meant_by
 from tunecast.hardware.spec import card_name
@@ -19,7 +19,7 @@ from tunecast.report.page.document import Provenance
 from tunecast.report.page.job import PageExtras
 from tunecast.report.plan.price import cost_words, rent_words
 from tunecast.report.plan.words import seller
-from tunecast.report.run.advice import ROOMY, advice_text
+from tunecast.report.run.advice import advice_text
 from tunecast.report.run.answer import Sections, answer_text, details_text
 from tunecast.report.run.evidence import trust
 from tunecast.report.run.on_card import run_figures
@@ -68,8 +68,7 @@ class JobReport(NamedTuple):
     def sections(self, terminal: Terminal, details: bool) -> Sections:
         """What is said besides the memory."""
         found, on_card, job, tried = self.prediction, self.prediction.on_card, self.prediction.job, self.suggestions
-        roomy = on_card.verdict == "fits" and on_card.room.needs_bytes < ROOMY * on_card.capacity_bytes
-        changes = () if roomy and not details else tried.changes
+        changes = () if is_roomy(found) and not details else tried.changes
         amount = "--samples N or --tokens N" if self.wording.by_flags else "data.samples or data.tokens"
         say = self.wording.sentence
         each = " per machine" if job.hardware.nodes > 1 else ""

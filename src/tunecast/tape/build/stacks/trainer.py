@@ -7,7 +7,8 @@ accelerate gives its outputs back in fp32 (`convert_outputs_to_fp32`), a copy of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from tunecast.job.job import Job
@@ -58,14 +59,17 @@ def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: 
     """For stacks of which nothing but the Trainer is written down, and that is said."""
     model, parameters, optimizer = prepared(job, config, machine, in_trainer=True)
     machine.guesses[TAKEN.format(stack=job.stack)] = None
-    take_steps(job, model, parameters, optimizer, lengths, loss_function(job, model))
+    with loss_function(job, model) as compute_loss:
+        take_steps(job, model, parameters, optimizer, lengths, compute_loss)
     machine.end()
 
 
-def loss_function(job: Job, model: Any) -> ComputeLoss:
+@contextlib.contextmanager
+def loss_function(job: Job, model: Any) -> Iterator[ComputeLoss]:
     """The model's own; what its forward pass saves waits in host memory, where the job says so."""
     if not job.offload_activations:
-        return models_loss
+        yield models_loss
+        return
     from tunecast.tape.build.offload import Offload  # few jobs ask for it
 
     model.machine.guesses[OFFLOADED] = None
@@ -75,7 +79,8 @@ def loss_function(job: Job, model: Any) -> ComputeLoss:
         with offload.active():
             return models_loss(job, model, inputs, num_items_in_batch)
 
-    return compute_loss
+    yield compute_loss
+    offload.node = None  # it lives until the next backward pass, and none comes
 
 
 def evaluate(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: Machine) -> None:
