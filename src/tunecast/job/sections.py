@@ -116,7 +116,8 @@ class Data(Section):
     tokenizer: str | None = field(
         None,
         OURS,
-        "with data.path: a folder with tokenizer.json, by which tokens are counted; null: estimated from characters",
+        "with data.path: a folder with tokenizer.json, by which tokens are counted; null: the model's own where it is "
+        "here, else estimated from characters",
         aka="tokenizer_path",
     )
     epochs: float = field(
@@ -188,6 +189,14 @@ class Data(Section):
     )
     eval_samples: int | None = field(
         None, OURS, "samples evaluated on, as long as those trained on", within=(1, 10**13), kilo=1000
+    )
+    eval_share: float | None = field(
+        None,
+        OURS,
+        "share of the samples that is held back to evaluate on instead of being trained on",
+        within=(0, 0.99),
+        above_low=True,
+        aka="val_set_size val_size test_size split_dataset_ratio",
     )
 
     @property

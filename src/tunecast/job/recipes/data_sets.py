@@ -43,14 +43,21 @@ def take_data(draft: Draft, request: ReadRequest, patterns: Iterable[str]) -> No
                 return
 
 
-def take_data_set(draft: Draft, keys: Keys, key: str, name: object, split: object = None) -> None:
-    """A well-known one. `name`: of the one data set that is trained on, which `key` says."""
-    if not isinstance(name, str) or "data.lengths" in draft.fields:
+def take_data_set(
+    draft: Draft, keys: Keys, key: str, name: object, split: object = None, folder: Path | None = None
+) -> None:
+    """The one data set that is trained on, which `key` says: a well-known one, or where a `folder` is given one that
+    is here."""
+    if not isinstance(name, str) or any(field in draft.fields for field in OF_DATA):
         return
+    here = None if folder is None else _found(name, folder)
     known = data_set_of(name)
-    if known is None:
+    if here is not None:
+        draft.put("data.path", here, keys, key)
+    elif known is not None:
+        draft.put("data.lengths", known, keys, key)
+    else:
         return
-    draft.put("data.lengths", known, keys, key)
     part = FIRST_ROWS.fullmatch(split) if isinstance(split, str) else None
     if part is not None and "data.samples" not in draft.fields and int(part[1]) > 0:
         draft.put("data.samples", int(part[1]), keys, key)

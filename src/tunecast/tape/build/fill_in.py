@@ -37,7 +37,7 @@ def fill_in(job: Job, config: Mapping[str, Any], stored: str | None = None) -> J
 
     Idempotent: a job without such a field is given back as it is.
     """
-    job = with_checkpoint_format(job, config)
+    job = with_checkpoint_format(_with_own_data(job), config)
     if _is_filled_in(job):
         return job
     changes: dict[str, Any] = {}
@@ -80,7 +80,16 @@ FORCED = ("checkpoint_reentrant",)
 
 def fill_in_of(job: Job, model: ModelConfig) -> Job:
     """The same; config.json is read only where something is open."""
+    job = _with_own_data(job)
     return job if _is_filled_in(job) and not is_packed(model.raw_json) else fill_in(job, model.raw, model.dtype)
+
+
+def _with_own_data(job: Job) -> Job:
+    if job.data.path is None and job.data.eval_share is None:
+        return job
+    from tunecast.job.own_data import with_own_data  # few jobs name any
+
+    return with_own_data(job)
 
 
 def _is_filled_in(job: Job) -> bool:

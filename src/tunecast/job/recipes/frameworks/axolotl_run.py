@@ -67,6 +67,8 @@ def take_evaluations(draft: Draft, keys: Keys, epochs: float) -> None:
     draft.assume("run.eval_strategy", "no")
     if share > 1:
         draft.put("data.eval_samples", held_back, keys, "val_set_size")
+    elif 0 < share < 1:
+        draft.put("data.eval_share", share, keys, "val_set_size")
     take_eval_batch(draft, keys)
 
 

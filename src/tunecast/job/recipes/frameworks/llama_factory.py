@@ -312,12 +312,10 @@ def take_samples(draft: Draft, keys: Keys) -> None:
         draft.put("data.samples", most, keys, "max_samples")
     held_out = keys.get("val_size")
     share = number(held_out)
-    samples: object = draft.fields.get("data.samples")
     if share is not None and share >= 1:
         draft.put("data.eval_samples", held_out, keys, "val_size")
-    elif share is not None and 0 < share < 1 and is_count(samples) and int(samples * share):
-        draft.put("data.eval_samples", int(samples * share), keys, "val_size")
-        draft.fields["data.samples"] = samples - int(samples * share)
+    elif share is not None and 0 < share < 1:
+        draft.put("data.eval_share", share, keys, "val_size")
 
 
 def take_optimizer(draft: Draft, keys: Keys) -> None:

@@ -294,12 +294,10 @@ def take_samples(draft: Draft, keys: Keys) -> None:
     counts = [whole(str(name).rpartition("#")[2]) if "#" in str(name) else None for name in names]
     samples = sum(count or 0 for count in counts)
     if samples > 0 and all(is_count(count) for count in counts):
-        share = number(keys.get("split_dataset_ratio")) or 0.0
-        held_out = int(samples * share) if 0 < share < 1 else 0
-        draft.put("data.samples", max(samples - held_out, 1), keys, "dataset")
-        if held_out:
-            draft.put("data.eval_samples", held_out, keys, "split_dataset_ratio")
-    keys.get("split_dataset_ratio")
+        draft.put("data.samples", samples, keys, "dataset")
+    share = number(keys.get("split_dataset_ratio")) or 0.0
+    if 0 < share < 1:
+        draft.put("data.eval_share", share, keys, "split_dataset_ratio")
 
 
 def take_steps(draft: Draft, keys: Keys) -> None:

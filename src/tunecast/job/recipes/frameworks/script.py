@@ -19,6 +19,7 @@ from tunecast.job.recipes.draft import Draft, Keys
 from tunecast.job.recipes.frameworks import trl
 from tunecast.job.recipes.request import Invocation, ReadRequest
 from tunecast.job.recipes.scripts import DottedName, Made, ScriptDocument, ScriptSource
+from tunecast.job.recipes.scripts.data_sets import longest_row, training_data
 from tunecast.job.recipes.scripts.training import ScriptTraining, loaders, put_task, training_of
 from tunecast.job.recipes.words import Word, flags_of
 from tunecast.job.releases import RELEASES
@@ -93,16 +94,20 @@ def read(draft: Draft, request: ReadRequest) -> None:
     take_adapter(draft, script, training)
     take_arguments(draft, script, training, request, is_sft)
     take_methods(draft, script, training)
-    take_data(draft, script)
+    take_data(draft, script, training, request)
     take_environment(draft, script)
 
 
-def take_data(draft: Draft, script: ScriptSource) -> None:
-    """Where it loads one data set, that is what it trains on; of several nothing is said."""
-    loaded = list(script.of("load_dataset"))
-    names = {call.get("path", 0) for call in loaded if isinstance(call.get("path", 0), str)}
-    if len(names) == 1 and all(isinstance(call.get("path", 0), str) for call in loaded):
-        take_data_set(draft, script.called(draft), loaded[0].title, names.pop(), loaded[0].get("split"))
+def take_data(draft: Draft, script: ScriptSource, training: ScriptTraining, request: ReadRequest) -> None:
+    """What is here is counted; a well-known data set has known lengths."""
+    found = training_data(script, training.trainer)
+    if found is None:
+        return
+    keys, title = script.called(draft), found.call.title
+    take_data_set(draft, keys, title, found.source, found.call.get("split"), request.folder)
+    if found.held_back is not None:
+        field = "data.eval_samples" if found.held_back >= 1 else "data.eval_share"
+        draft.put(field, found.held_back, keys, title)
 
 
 def take_arguments(
@@ -124,9 +129,12 @@ def take_arguments(
         draft.take("data.packing", older, "packing")
         draft.take("data.num_proc", older, "dataset_num_proc")
         huggingface.take_sft_config(draft, keys)
+        if isinstance(training.model, str):
+            take_init_kwargs(draft, keys)
     else:
         keys.get("max_seq_length", "max_length")
-        draft.take("seq_len", keys, "max_seq_length", "max_length")
+        if not draft.take("seq_len", keys, "max_seq_length", "max_length") and (cut := longest_row(script)) is not None:
+            draft.put("seq_len", cut[1], script.called(draft), cut[0].title)
     if training.trainer.get("compute_metrics") is not None and draft.fields.get("run.eval_strategy") not in (
         None,
         "no",
@@ -136,6 +144,14 @@ def take_arguments(
     if is_given(training.trainer.get("optimizers")):
         draft.not_modelled(older, "optimizers", "an optimizer of the script's own")
     older.ignore("optimizers")
+
+
+def take_init_kwargs(draft: Draft, keys: Keys) -> None:
+    """Of a model that SFTTrainer loads itself."""
+    huggingface.take_dtype(draft, keys, "model_init_kwargs.dtype", "model_init_kwargs.torch_dtype")
+    huggingface.take_attention(draft, keys, "model_init_kwargs.attn_implementation")
+    keys.ignore(*(f"model_init_kwargs.{name}" for name in OF_LOADING))
+    huggingface.assume(draft, "weights_dtype", huggingface_keys.MODEL_CONFIG)
 
 
 def is_given(value: Any) -> bool:
@@ -149,8 +165,6 @@ def take_model(draft: Draft, script: ScriptSource, training: ScriptTraining, is_
     called = script.called(draft)
     if isinstance(training.model, str):
         draft.put("model", str(training.model), called, training.trainer.title)
-        if is_sft:
-            huggingface.assume(draft, "weights_dtype", huggingface_keys.MODEL_CONFIG)
         if isinstance(training.model, DottedName):
             draft.drop("model")
         return

@@ -104,7 +104,7 @@ def read(draft: Draft, request: ReadRequest) -> None:
     take_loading(draft, script, loader)
     take_adapters(draft, script, training)
     take_arguments(draft, script, training, request)
-    take_data(draft, script)
+    take_data(draft, script, training, request)
     take_longest(draft, script)
     take_environment(draft, script)
 

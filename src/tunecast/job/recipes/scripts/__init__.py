@@ -3,6 +3,7 @@
 `read_script(path)` follows assignments from the first line to the last: values in variables, arithmetic, f-strings,
 defaults of argparse and of dataclasses, functions of the script's own. What hangs on more than its text is `UNKNOWN`.
 
+data_sets.py    The data a script trains on, and how long its tokenizer lets a row be
 expressions.py  What an expression is worth
 parsers.py      What argparse and transformers' HfArgumentParser give where no argument is given
 script.py       What a script calls, as documents that readers take keys from

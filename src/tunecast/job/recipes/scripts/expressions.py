@@ -223,6 +223,8 @@ class Expressions:
 
     def _subscript(self, node: ast.Subscript) -> Any:
         of, key = self.value(node.value), self.value(node.slice)
+        if isinstance(of, Made) and of.is_data:
+            return of
         try:
             return of[key] if isinstance(of, (dict, list, tuple)) and not isinstance(key, Unknown) else UNKNOWN
         except (KeyError, IndexError, TypeError):

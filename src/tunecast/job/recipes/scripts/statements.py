@@ -228,6 +228,17 @@ class Statements(Expressions):
             self.calls.append(made)
         return made
 
+    def _lambda(self, node: ast.Lambda) -> Any:
+        """What it calls, once, with arguments that nobody knows."""
+        arguments = node.args
+        names = [each.arg for each in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
+        self.scopes.append({**self.scopes[-1], **dict.fromkeys(names, UNKNOWN)})
+        try:
+            self.value(node.body)
+        finally:
+            self.scopes.pop()
+        return UNKNOWN
+
     def give_all(self, made: Made, node: ast.Call) -> None:
         for each in node.args:
             if isinstance(each, ast.Starred):

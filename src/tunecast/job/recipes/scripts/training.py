@@ -80,6 +80,9 @@ def training_of(script: ScriptSource) -> ScriptTraining | None:
     packed = trainer.get("quantization_config")
     if not isinstance(packed, Made) and isinstance(model, Made):
         packed = model.get("quantization_config")
+    if not isinstance(packed, Made) and isinstance(arguments, Made):
+        of_model = arguments.get("model_init_kwargs")
+        packed = of_model.get("quantization_config") if isinstance(of_model, dict) else None
     return ScriptTraining(
         task, trainer, arguments, model, put, adapter if isinstance(adapter, Made) else None,
         packed if isinstance(packed, Made) else None,

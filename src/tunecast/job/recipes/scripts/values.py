@@ -6,6 +6,11 @@ from collections.abc import Container, Mapping
 from typing import Any
 
 
+LOADS = ("load_dataset", "load_from_disk", "from_json", "from_csv", "from_parquet", "from_text")
+"""Calls of the `datasets` library that make a data set."""
+MOST_LINKS = 50
+
+
 class Unknown:
     """What hangs on more than the script's text."""
 
@@ -46,6 +51,18 @@ class Made:
     def is_a(self, *names: str) -> bool:
         """By the last parts of its name."""
         return any(self.name == name or self.name.endswith(f".{name}") for name in names)
+
+    @property
+    def is_data(self) -> bool:
+        """Whether it is a data set, or made of one: what is taken out of it is data too."""
+        made: Made | None = self
+        for _ in range(MOST_LINKS):
+            if made is None:
+                return False
+            if made.is_a(*LOADS):
+                return True
+            made = made.receiver
+        return False
 
     def give(self, name: str, value: Any, line: int) -> None:
         self.arguments[name] = value
