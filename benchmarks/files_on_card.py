@@ -29,7 +29,10 @@ HERE = Path(__file__).parent
 FILES, DATA = HERE / "files", HERE / "data"
 MODELS = HERE.parent / "src" / "tunecast" / "job" / "models"
 NAMES = ("llama-3.2-1b", "qwen3-0.6b")
-RUN = ("trl_chat_lora.py", "trl_packed_full.py", "trainer_text_full.py", "trl_sft.yaml", "clm.sh", "trl_prompts_lora.py")
+RUN = (
+    *("trl_chat_lora.py", "trl_packed_full.py", "trainer_text_full.py", "trl_sft.yaml", "clm.sh"),
+    "trl_prompts_lora.py",
+)
 CARD = "h200-sxm-141gb"
 SEED = 7
 WITHIN = ("first_step", "new_lengths", "training", "evaluation")
@@ -145,7 +148,7 @@ def measure(folder: Path, out: Path) -> None:
             [sys.executable, str(Path(__file__).resolve()), "--run", name], capture_output=True, text=True, check=False
         )
         lines = [line for line in done.stdout.splitlines() if line.startswith('{"file"')]
-        row = json.loads(lines[-1]) if lines else {"file": name, "error": (done.stdout + done.stderr)[-3000:]}
+        row = json.loads(lines[-1]) if lines else {"file": name, "error": (done.stdout + done.stderr)[-800:]}
         rows.append(row)
         print(json.dumps(row), flush=True)
         out.write_text("".join(f"{json.dumps(each)}\n" for each in rows))
@@ -241,7 +244,8 @@ def compare() -> None:
             continue
         off = [f"{told[key] / was[key] - 1:+9.3%}" for key in ("allocated_bytes", "reserved_bytes", "training_s")]
         same = "to the byte" if told["allocated_bytes"] == was["allocated_bytes"] else ""
-        print(f"{name:22} steps {told['steps']} / {was['steps']}  memory {off[0]} reserved {off[1]} time {off[2]} {same}")
+        steps = f"steps {told['steps']} / {was['steps']}"
+        print(f"{name:22} {steps}  memory {off[0]} reserved {off[1]} time {off[2]} {same}")
 
 
 def main() -> None:

@@ -2,7 +2,13 @@ import argparse
 
 import torch
 from datasets import load_dataset
-from transformers import AutoModelForCausalLM, AutoTokenizer, DataCollatorForLanguageModeling, Trainer, TrainingArguments
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    DataCollatorForLanguageModeling,
+    Trainer,
+    TrainingArguments,
+)
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--model", required=True)
@@ -18,7 +24,9 @@ model.config.use_cache = False
 
 texts = load_dataset("json", data_files="data/texts.jsonl", split="train")
 texts = texts.map(
-    lambda rows: tokenizer(rows["text"], truncation=True, max_length=args.longest), batched=True, remove_columns=["text"]
+    lambda rows: tokenizer(rows["text"], truncation=True, max_length=args.longest),
+    batched=True,
+    remove_columns=["text"],
 )
 Trainer(
     model=model,

@@ -13,7 +13,12 @@ import tunecast
 from tunecast.cli.main import main
 from tunecast.job import Job, job_from_dict, read_jobs
 from tunecast.job.lengths import sample_lengths
+from tunecast.job.model import resolve_model
 from tunecast.job.texts import scan as scanning
+from tunecast.prediction.data.batches import batches_of
+from tunecast.prediction.data.torch_random import Generator
+from tunecast.records import replace
+from tunecast.tape.build.fill_in import fill_in
 
 LETTERS = 100
 """Of a word, so that no rounding hides what is counted."""
@@ -193,3 +198,57 @@ def test_names_of_files_move_no_cursor(tmp_path: Path, capsys: Any) -> None:
     assert main(["data", str(path)]) in (0, 2)
     told = capsys.readouterr()
     assert "\x1b" not in told.out + told.err
+
+
+PROMPTS = [{"prompt": "x" * (20 + 7 * n), "completion": "y" * (30 + 11 * (n % 5))} for n in range(12)]
+
+
+@pytest.fixture
+def model_folder(tmp_path: Path) -> Path:
+    """A model with a tokenizer of its own beside it, which has a token per letter."""
+    tokenizers = pytest.importorskip("tokenizers")
+    letters = {letter: number for number, letter in enumerate("xyz </s>")}
+    inner = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=letters, merges=[]))
+    folder = tmp_path / "own-model"
+    folder.mkdir()
+    inner.save(str(folder / "tokenizer.json"))
+    (folder / "config.json").write_text(json.dumps(resolve_model("gpt2").raw))
+    return folder
+
+
+def filled(path: Path, folder: Path, **fields: Any) -> Job:
+    made = job_from_dict({"model": str(folder), "seq_len": 64, "micro_batch": 3, "data": {"path": str(path)}, **fields})
+    return fill_in(made, resolve_model(str(folder)).raw)
+
+
+def written(tmp_path: Path, rows: list[dict[str, str]]) -> Path:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return path
+
+
+def test_tokens_are_counted_by_the_models_own_tokenizer_where_it_is_here(tmp_path: Path, model_folder: Path) -> None:
+    path = written(tmp_path, [{"text": "x" * n} for n in (5, 9, 14)])
+    for stack, ends in (("trl", 1), ("transformers", 0)):
+        made = filled(path, model_folder, stack=stack)
+        assert made.data.tokenizer == str(model_folder)
+        found = sample_lengths(made.data)
+        assert found is not None and found.order == (5 + ends, 9 + ends, 14 + ends), "TRL ends each text with a token"
+
+
+def test_prompts_have_no_labels(tmp_path: Path, model_folder: Path) -> None:
+    """A batch's tokens without a label: padding and prompts, each cut where its row is."""
+    path = written(tmp_path, PROMPTS)
+    made = filled(path, model_folder, stack="trl")
+    lengths = sample_lengths(made.data)
+    assert lengths is not None and lengths.prompts == tuple(len(row["prompt"]) for row in PROMPTS)
+    found = batches_of(made, lengths, most_steps=100)
+    assert found is not None
+    rows = Generator(made.data.seed).shuffled(range(len(PROMPTS)))
+    for number, (micro,) in enumerate(found.steps[:4]):
+        own = [PROMPTS[row] for row in rows[number * 3 : number * 3 + 3]]
+        whole = [min(64, len(row["prompt"]) + len(row["completion"]) + 1) for row in own]
+        labelled = sum(max(0, length - len(row["prompt"])) for length, row in zip(whole, own, strict=True))
+        assert micro.length == max(whole) and micro.rows * micro.length - micro.padding == labelled
+    without = sample_lengths(replace(made.data, completion_only=False))
+    assert without is not None and without.prompts is None

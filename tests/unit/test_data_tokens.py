@@ -55,12 +55,12 @@ def test_rates_are_of_five_tokenizers() -> None:
 
 
 def test_an_estimate_says_how_it_was_made() -> None:
-    counter = Estimated()
+    counter = Estimated(end_tokens=1)
     (length,) = counter.lengths([ENGLISH])
     low, high = counter.range()
     assert isinstance(length, int) and 0.85 < low < 1 < high < 1.2
     assert counter.told().startswith("estimated from characters: ") and "English 100 %" in counter.told()
-    mixed = Estimated()
+    mixed = Estimated(end_tokens=1)
     mixed.lengths(["Привет, мир. " * 50, PYTHON])
     assert "Cyrillic" in mixed.told() and "Code" in mixed.told()
     assert mixed.range()[1] - mixed.range()[0] > high - low
@@ -76,7 +76,7 @@ FORMATS: list[tuple[dict[str, Any], str, list[Any]]] = [
      [["hi"]]),
     ({"prompt": "a", "chosen": "b", "rejected": "c"}, "preference", ["a\nb", "a\nc"]),
     ({"chosen": CHAT, "rejected": CHAT[:1]}, "preference", [["hi", "ho"], ["hi"]]),
-    ({"prompt": "a", "completion": "b"}, "prompt", ["a\nb"]),
+    ({"prompt": "a", "completion": "b"}, "prompt", ["ab"]),
     ({"prompt": CHAT[:1], "completion": CHAT[1:]}, "prompt", [["hi", "ho"]]),
     ({"instruction": "a", "input": "", "output": "c"}, "instruction", ["a\nc"]),
     ({"instruction": "a", "context": "b", "response": "c"}, "instruction", ["a\nb\nc"]),

@@ -19,9 +19,9 @@ lengths.py      How long the samples of a data set are: a list, a file, or a dis
 mapping.py      A job from a mapping, as YAML, JSON or flags give it
 model.py        A model's architecture from its config.json: bundled, on disk, or on the Hub
 names.py        The names a job's choices go by, and other spellings of them
-own_data.py     What follows from the data a job names: its model's tokenizer, where that is here, and how many samples are
-                left to train on
 optimizers.py   The optimizers a job may name: transformers' `optim` names in its order, and what it has no name for
+own_data.py     What follows from the data a job names: its model's tokenizer, where that is here, and how many samples
+                are left to train on
 parallel.py     How a job is split over cards: the fields of `parallel`
 registry.py     The models tunecast knows without a network: models.toml tells of them, models/<name>.json is each
                 one's config.json

@@ -58,6 +58,8 @@ class Lengths(NamedTuple):
     """As the data set has them, where it was given sample by sample."""
     samples: int | None = None
     """Of the whole data set, for which `counts` stands; None where only a distribution is known."""
+    prompts: tuple[int, ...] | None = None
+    """In the data set's order: tokens at each sample's beginning that have no label; None where all have one."""
 
     @property
     def listed(self) -> int:
@@ -77,7 +79,8 @@ def sample_lengths(data: Data) -> Lengths | None:
     """What a job says of its samples' lengths; None where it says nothing. Raises `UsageError` or `NotResolved`."""
     given = data.lengths
     if data.path is not None:
-        return lengths_of(scan_of(data), data.samples)
+        found = lengths_of(scan_of(data), data.samples)
+        return found if data.completion_only else found._replace(prompts=None)
     if given is None:
         return None
     if isinstance(given, str):
@@ -97,11 +100,11 @@ def scan_of(data: Data) -> Scan:
     from tunecast.job.texts.scan import scan  # few jobs name any
 
     assert data.path is not None
-    return scan(data.path, data.tokenizer)
+    return scan(data.path, data.tokenizer, append_eos=data.append_eos is not False)
 
 
 def lengths_of(found: Scan, samples: int | None = None) -> Lengths:
-    return Lengths(found.counts, found.order, samples or found.samples)
+    return Lengths(found.counts, found.order, samples or found.samples, found.prompts)
 
 
 def lengths_source(data: Data) -> str:

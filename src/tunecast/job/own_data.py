@@ -11,6 +11,7 @@ from pathlib import Path
 from tunecast.job.hub import cached_folder, is_hub_id, settings
 from tunecast.job.job import Data, Job
 from tunecast.job.lengths import sample_lengths
+from tunecast.job.stacks import stack_of
 from tunecast.job.texts.files import files_of
 from tunecast.records import replace
 from tunecast.units import MIB
@@ -25,6 +26,8 @@ def with_own_data(job: Job) -> Job:
     data = job.data
     if data.path is not None and data.tokenizer is None and _nbytes(data.path) <= MOST_TOKENISED_BYTES:
         data = replace(data, tokenizer=tokenizer_of(job.model))
+    if data.path is not None and data.append_eos is None:
+        data = replace(data, append_eos=stack_of(job).ends_texts)
     data = without_held_back(data)
     return job if data == job.data else replace(job, data=data)
 

@@ -120,6 +120,19 @@ class Data(Section):
         "here, else estimated from characters",
         aka="tokenizer_path",
     )
+    append_eos: bool | None = field(
+        None,
+        trl("SFTTrainer._prepare_dataset", True),
+        "with data.path: each text ends with a token of its own; null: as the stack has it (TRL does, a script around "
+        "the Trainer does not)",
+        aka="add_eos_token",
+    )
+    completion_only: bool = field(
+        True,
+        trl("SFTConfig.completion_only_loss", None),
+        "with data.path: of prompts with completions only the completions have labels",
+        aka="completion_only_loss",
+    )
     epochs: float = field(
         3.0,
         transformers("TrainingArguments.num_train_epochs"),

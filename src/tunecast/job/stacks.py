@@ -118,6 +118,8 @@ class Stack:
     (axolotl/monkeypatch/accelerate/fsdp2.py, `fsdp2_prepare_model`)."""
     fuses_any_head: bool = False
     """Liger's head and loss for models that Liger does not know (axolotl/integrations/liger/models/base.py)."""
+    ends_texts: bool = True
+    """A text of the training data ends with a token of its own, which the trainer appends."""
     labelled_only: bool = False
     """The loss takes labelled tokens alone (tape/build/chunked.py)."""
     counts_ends: bool = False
@@ -206,6 +208,7 @@ _TRANSFORMERS = replace(
     search=("kernels", "attention", "compile", "matmul_dtype"),
     recipe="recipe",
     traced_fields=("compile", "loss", "matmul_dtype"),
+    ends_texts=False,
     labelled_only=False,
 )
 _UNSLOTH = Stack(

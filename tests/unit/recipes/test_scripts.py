@@ -9,9 +9,11 @@ import pytest
 from tunecast.errors import UsageError
 from tunecast.hardware.catalog import gpus
 from tunecast.job.lengths import data_set_of
+from tunecast.job.model import resolve_model
 from tunecast.job.readers import read_job
 from tunecast.job.recipes import cards, find_recipe
 from tunecast.job.recipes.recipe import Recipe
+from tunecast.tape.build.fill_in import fill_in
 
 HELPERS = """\
 import torch
@@ -151,10 +153,56 @@ def test_a_well_known_data_set_says_how_long_rows_are(
     assert (said.get("lengths"), said.get("samples"), found.job["seq_len"]) == expected
 
 
-def test_of_two_data_sets_nothing_is_said(tmp_path: Path) -> None:
+def test_of_two_data_sets_the_one_that_the_trainer_is_given_counts(tmp_path: Path) -> None:
     text = UNSLOTH.format(data="openai/gsm8k", split="train", packing=False)
     found = understood(tmp_path, "train.py", f"{text}others = load_dataset('tatsu-lab/alpaca')\n")
-    assert "lengths" not in found.job["data"]
+    assert found.job["data"]["lengths"] == "gsm8k"
+
+
+TRAINER = """\
+from datasets import load_dataset
+from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingArguments
+tokenizer = AutoTokenizer.from_pretrained("llama-3.2-1b")
+model = AutoModelForCausalLM.from_pretrained("llama-3.2-1b")
+rows = load_dataset("json", data_files={files}){split}
+rows = rows.map({how}, batched=True)
+Trainer(model, TrainingArguments("out"), train_dataset=rows{part}).train()
+def tokenize(batch):
+    return tokenizer(batch["text"], truncation=True, max_length=LONGEST)
+LONGEST = 384
+"""
+
+
+@pytest.mark.parametrize("files", ["'own.jsonl'", "{'train': 'own.jsonl', 'test': 'other.jsonl'}", "['own.jsonl']"])
+@pytest.mark.parametrize("how", ["tokenize", "lambda rows: tokenizer(rows['text'], truncation=True, max_length=384)"])
+def test_files_that_a_script_loads_and_where_its_tokenizer_cuts_them(tmp_path: Path, files: str, how: str) -> None:
+    (tmp_path / "own.jsonl").write_text('{"text": "Why? Because."}\n' * 20)
+    text = TRAINER.format(files=files, how=how, split="['train']", part="")
+    found = understood(tmp_path, "train.py", text)
+    assert found.job["seq_len"] == 384
+    assert found.job["data"]["path"] == str(tmp_path / "own.jsonl")
+    assert "eval_share" not in found.job["data"]
+
+
+def test_what_a_script_holds_back(tmp_path: Path) -> None:
+    (tmp_path / "own.jsonl").write_text('{"text": "Why? Because."}\n' * 30)
+    text = TRAINER.format(
+        files="'own.jsonl'", how="tokenize", split=".train_test_split(test_size=0.1)", part="['train']"
+    )
+    assert understood(tmp_path, "train.py", text).job["data"]["eval_share"] == 0.1
+    job = fill_in(read_job(tmp_path / "train.py", {"hardware.gpu": "l4"}), resolve_model("llama-3.2-1b").raw)
+    assert (job.data.samples, job.data.eval_samples, job.data.eval_share) == (27, 3, None)
+
+
+def test_how_a_model_that_trl_loads_is_loaded(tmp_path: Path) -> None:
+    text = """\
+from trl import SFTConfig, SFTTrainer
+args = SFTConfig("out", model_init_kwargs={"dtype": "bfloat16", "attn_implementation": "eager", "device_map": "auto"})
+SFTTrainer(model="llama-3.2-1b", args=args).train()
+"""
+    found = understood(tmp_path, "train.py", text)
+    assert found.job["weights_dtype"] == "bfloat16" and found.job["attention"] == "eager"
+    assert not found.not_understood
 
 
 def test_names_of_the_hub_are_found_in_any_case() -> None:

@@ -79,7 +79,7 @@ WITHOUT_EFFECT = (
 and metrics alone need `eval_accumulation_steps`."""
 SFT_WITHOUT_EFFECT = (
     *("dataset_text_field", "dataset_batch_size", "eos_token", "pad_token", "chat_template*", "truncation_mode"),
-    *("shuffle_dataset", "completion_only_loss", "assistant_only_loss", "chars_per_token", "num_of_sequences"),
+    *("shuffle_dataset", "assistant_only_loss", "chars_per_token", "num_of_sequences"),
     *("dataset_kwargs.*", "model_revision", "trust_remote_code", "lora_task_type", "bnb_4bit_quant_storage"),
     *("dataset_name", "dataset_config", "dataset_train_split", "dataset_test_split", "dataset_streaming"),
     *("dataset_*_split", "ignore_bias_buffers", "datasets.*", "dataset_mixture.*", "dataset_mixer.*", "streaming"),

@@ -35,6 +35,8 @@ class TextSample(NamedTuple):
     """Each the messages of a chat, or text."""
     tokens: int | None = None
     """Where it is tokenised already."""
+    prompt: str | None = None
+    """With which its one text begins, and that has no labels."""
 
 
 def format_of(row: Mapping[str, Any]) -> str | None:
@@ -81,7 +83,10 @@ def _preference(row: Mapping[str, Any]) -> TextSample:
 
 
 def _prompt(row: Mapping[str, Any]) -> TextSample:
-    return TextSample("prompt", (_joined(row["prompt"], next(row[name] for name in ANSWERS if name in row)),))
+    prompt, answer = row["prompt"], next(row[name] for name in ANSWERS if name in row)
+    if isinstance(prompt, str) and isinstance(answer, str):  # as TRL's tokenize_fn has them
+        return TextSample("prompt", (prompt + answer,), prompt=prompt)
+    return TextSample("prompt", (_joined(prompt, answer),))
 
 
 def _instruction(row: Mapping[str, Any]) -> TextSample:

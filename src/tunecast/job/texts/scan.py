@@ -51,18 +51,20 @@ class Scan(NamedTuple):
     counts: tuple[tuple[int, int], ...]
     """(length, samples), shortest first."""
     order: tuple[int, ...] | None
+    prompts: tuple[int, ...] | None
+    """In that order, tokens at a sample's beginning that have no label; None where all have one."""
     bad_lines: int
     first_bad: tuple[BadLine, ...]
     tokenizer: str
     is_exact: bool
 
 
-def scan(path: str, tokenizer: str | None = None, progress: Progress | None = None) -> Scan:
+def scan(path: str, tokenizer: str | None = None, progress: Progress | None = None, *, append_eos: bool = True) -> Scan:
     """Kept as long as the files stay as they are. Raises `NotResolved` or `UsageError`."""
     found = files_of(path)
     if progress is None:
-        return _kept(path, found, tokenizer, _changed(tokenizer))
-    return _read(path, found, tokenizer, progress)
+        return _kept(path, found, tokenizer, append_eos, _changed(tokenizer))
+    return _read(path, found, tokenizer, append_eos, progress)
 
 
 def _changed(tokenizer: str | None) -> int:
@@ -73,12 +75,12 @@ def _changed(tokenizer: str | None) -> int:
 
 
 @lru_cache(maxsize=2)
-def _kept(path: str, found: FilesFound, tokenizer: str | None, changed_ns: int) -> Scan:
-    return _read(path, found, tokenizer, lambda done, of: None)
+def _kept(path: str, found: FilesFound, tokenizer: str | None, append_eos: bool, changed_ns: int) -> Scan:
+    return _read(path, found, tokenizer, append_eos, lambda done, of: None)
 
 
-def _read(path: str, found: FilesFound, tokenizer: str | None, progress: Progress) -> Scan:
-    counter = counter_of(tokenizer)
+def _read(path: str, found: FilesFound, tokenizer: str | None, append_eos: bool, progress: Progress) -> Scan:
+    counter = counter_of(tokenizer, append_eos)
     tally = _Tally(counter)
     total = sum(file.size_bytes for file in found.files)
     before = 0
@@ -102,6 +104,7 @@ def _read(path: str, found: FilesFound, tokenizer: str | None, progress: Progres
         tokens_range=(round(tally.tokens * low), round(tally.tokens * high)),
         counts=tuple(sorted(tally.counts.items())),
         order=None if tally.order is None else tuple(tally.order),
+        prompts=tuple(tally.prompts) if tally.order is not None and any(tally.prompts) else None,
         bad_lines=tally.bad_lines,
         first_bad=tuple(tally.first_bad),
         tokenizer=counter.told() if tally.estimated else "exact: the data is tokenized already",
@@ -147,11 +150,14 @@ class _Tally:
         self.columns: tuple[str, ...] = ()
         self.first_bad: list[BadLine] = []
         self.order: array[int] | None = array("L")
+        self.prompts: array[int] = array("L")
         self.by_steps = False
 
     def add(self, path: str, batch: list[tuple[int, TextSample | BadLine | str, tuple[str, ...]]]) -> None:
         sequences = [each for _, sample, _ in batch if isinstance(sample, TextSample) for each in sample.sequences]
         lengths = iter(self.counter.lengths(sequences))
+        asked = [sample.prompt for _, sample, _ in batch if isinstance(sample, TextSample) and sample.prompt]
+        prompts = iter(self.counter.prompt_lengths(asked))
         self.estimated = self.estimated or bool(sequences)
         for number, sample, columns in batch:
             if not isinstance(sample, TextSample):
@@ -159,13 +165,14 @@ class _Tally:
                 continue
             self.columns = self.columns or columns
             own = [next(lengths) for _ in sample.sequences]
+            prompt = next(prompts) if sample.prompt else 0
             refused = next((each for each in own if isinstance(each, str)), None)
             if refused is not None or sample.tokens == 0 or not (sample.tokens or any(sample.sequences)):
                 self._bad(BadLine(path, number, refused or "no text in it"))
                 continue
-            self._count(sample, [int(each) for each in own])
+            self._count(sample, [int(each) for each in own], prompt)
 
-    def _count(self, sample: TextSample, own: list[int]) -> None:
+    def _count(self, sample: TextSample, own: list[int], prompt: int) -> None:
         length = min(LONGEST, sample.tokens or max(own))
         self.samples += 1
         self.tokens += sample.tokens or sum(own)
@@ -173,8 +180,9 @@ class _Tally:
         self.counts[stepped(length) if self.by_steps else length] += 1
         if self.order is not None:
             self.order.append(length)
+            self.prompts.append(min(prompt, length))
             if len(self.order) > MOST_IN_ORDER:
-                self.order = None
+                self.order, self.prompts = None, array("L")
         if not self.by_steps and len(self.counts) > MOST_COUNTED and self.order is None:
             self.by_steps = True
             counts = Counter[int]()

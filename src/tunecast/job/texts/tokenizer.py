@@ -36,6 +36,9 @@ class TokenCounter(Protocol):
     def lengths(self, sequences: Sequences) -> list[int | str]:
         """Of each its tokens, or why they cannot be counted."""
 
+    def prompt_lengths(self, prompts: Sequence[str]) -> list[int]:
+        """Tokens of texts that others go on from."""
+
     def told(self) -> str: ...
 
     def range(self) -> tuple[float, float]:
@@ -45,16 +48,16 @@ class TokenCounter(Protocol):
 class Estimated:
     """By characters."""
 
-    def __init__(self) -> None:
+    def __init__(self, end_tokens: int) -> None:
         self._totals: dict[str, list[int]] = {}
-        self._around = 0
+        self._end, self._around = end_tokens, 0
 
     def lengths(self, sequences: Sequences) -> list[int | str]:
         return [self._length(sequence) for sequence in sequences]
 
     def _length(self, sequence: Sequence[Mapping[str, Any]] | str) -> int:
         if isinstance(sequence, str):
-            text, around = sequence, END_TOKENS
+            text, around = sequence, self._end
         else:
             text, around = "\n".join(map(spoken, sequence)), MESSAGE_TOKENS * len(sequence)
         found = characters_of(text)
@@ -62,6 +65,9 @@ class Estimated:
         self._totals[found.kind] = list(found.counts if totals is None else map(int.__add__, totals, found.counts))
         self._around += around
         return max(1, round(tokens_of(found))) + around
+
+    def prompt_lengths(self, prompts: Sequence[str]) -> list[int]:
+        return [round(tokens_of(characters_of(prompt))) for prompt in prompts]
 
     def range(self) -> tuple[float, float]:
         text = self._text_tokens()
@@ -86,8 +92,8 @@ class Estimated:
 class Exact:
     """By tokenizer.json, with the chat template beside it where jinja2 is there."""
 
-    def __init__(self, folder: str) -> None:
-        self._encode = _encoder(folder)
+    def __init__(self, folder: str, end_tokens: int) -> None:
+        self._encode, self._end = _encoder(folder), end_tokens
         self._render, self._without = _template(folder)
         self._chats = False
 
@@ -98,7 +104,7 @@ class Exact:
         for place, sequence in enumerate(sequences):
             if isinstance(sequence, str):
                 texts[place] = sequence
-                found[place] = END_TOKENS
+                found[place] = self._end
                 continue
             self._chats = True
             if self._render is None:
@@ -114,6 +120,9 @@ class Exact:
                 found[place] = int(found[place]) + length
         return found
 
+    def prompt_lengths(self, prompts: Sequence[str]) -> list[int]:
+        return self._encode(list(prompts), True) if prompts else []
+
     def range(self) -> tuple[float, float]:
         return 1.0, 1.0
 
@@ -123,8 +132,9 @@ class Exact:
         return f"exact but for chats, {MESSAGE_TOKENS} tokens a message: {self._without}"
 
 
-def counter_of(tokenizer: str | None) -> TokenCounter:
-    return Estimated() if tokenizer is None else Exact(tokenizer)
+def counter_of(tokenizer: str | None, append_eos: bool = True) -> TokenCounter:
+    end_tokens = END_TOKENS if append_eos else 0
+    return Estimated(end_tokens) if tokenizer is None else Exact(tokenizer, end_tokens)
 
 
 def _encoder(folder: str) -> Callable[[list[str], bool], list[int]]:

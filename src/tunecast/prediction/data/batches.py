@@ -48,7 +48,7 @@ class MicroBatch(NamedTuple):
     masked: bool = False
     """Some of it is padding, or samples lie side by side in a row: attention is told so by a mask."""
     padding: int = 0
-    """Tokens of all its rows that are none of a sample."""
+    """Tokens of all its rows without a label: none of a sample, or of a prompt."""
 
 
 class Batches(NamedTuple):
@@ -67,6 +67,8 @@ class Rows(NamedTuple):
     total: int | None
     """Of the data set: `lengths` stands for it where it has other rows. None where only a distribution is known."""
     known: bool
+    prompts: tuple[int, ...] | None = None
+    """Of each row, tokens at its beginning that have no label."""
 
 
 class Dealt(NamedTuple):
@@ -173,11 +175,23 @@ def _rows(job: Job, lengths: Lengths) -> Rows:
         return Rows((lengths.counts[0][0],), samples, by_trainer)
     order = _ordered(lengths, in_part=data.packing or data.group_by_length)
     known = by_trainer and lengths.order is not None and len(order) == samples
+    if not data.packing and lengths.prompts is not None and lengths.order is not None:
+        return _with_prompts(lengths.order, lengths.prompts, samples, known)
     if not data.packing:
         return Rows(order, samples, known)
     packed = packed_rows(order, job.seq_len, data.packing_strategy, data.num_proc)
     total = None if samples is None else max(1, round(len(packed) * samples / len(order)))
     return Rows(tuple(packed), total, known)
+
+
+def _with_prompts(order: tuple[int, ...], prompts: tuple[int, ...], samples: int | None, known: bool) -> Rows:
+    """As `_ordered` has them, a sample's prompt with it."""
+    if samples is None or samples >= len(order):
+        return Rows(order, samples, known, prompts)
+    from random import Random  # few jobs draw
+
+    drawn = Random(0).sample(range(len(order)), min(samples, MOST_ROWS))
+    return Rows(tuple([order[at] for at in drawn]), samples, known, tuple([prompts[at] for at in drawn]))
 
 
 def _ordered(lengths: Lengths, in_part: bool) -> tuple[int, ...]:
@@ -227,6 +241,17 @@ class _Sampler:
         while len(found) < wanted:
             found += self._drawn()
         return found[:wanted]
+
+    def prompts(self, epoch: int, order: Sequence[int]) -> list[int] | None:
+        """Of the rows that `order` gave, tokens without a label; where rows were drawn, their share of all tokens."""
+        lengths, prompts = self.rows.lengths, self.rows.prompts
+        if prompts is None:
+            return None
+        if len(lengths) == self.rows.total and not self.job.data.group_by_length:
+            own = _shuffled(prompts, self.job.data.seed + epoch, len(order))
+            return [min(prompt, length) for prompt, length in zip(own, order, strict=True)]
+        share = sum(prompts) / sum(lengths)
+        return [round(length * share) for length in order]
 
     def _drawn(self) -> list[int]:
         drawn = self._cut(self._generator().shuffled(self.rows.lengths))
@@ -282,16 +307,22 @@ def _by_rows(job: Job, rows: Rows, sampler: _Sampler, epoch: int, most: int) -> 
     size = job.micro_batch
     a_round = size * ranks_of(job)
     order = sampler.order(epoch, most * size)
+    prompts = sampler.prompts(epoch, order)
     whole = len(order) == rows.total
-    if whole and job.data.drop_last:
-        order = order[: len(order) // a_round * a_round] or order[:size]
-    elif whole and a_round > size:
-        again = order[:a_round]
-        while len(again) < a_round:
-            again += again
-        order += again[: -len(order) % a_round]
-    batches = [order[at : at + size] for at in range(0, len(order), size)]
-    return Dealt(_padded(job, batches), [sum(batch) for batch in batches], whole)
+
+    def dealt(rows: list[int]) -> list[list[int]]:
+        if whole and job.data.drop_last:
+            rows = rows[: len(rows) // a_round * a_round] or rows[:size]
+        elif whole and a_round > size:
+            again = rows[:a_round]
+            while len(again) < a_round:
+                again += again
+            rows = rows + again[: -len(rows) % a_round]
+        return [rows[at : at + size] for at in range(0, len(rows), size)]
+
+    batches = dealt(order)
+    unlabelled = None if prompts is None else [sum(batch) for batch in dealt(prompts)]
+    return Dealt(_padded(job, batches, unlabelled), [sum(batch) for batch in batches], whole)
 
 
 def _by_tokens(job: Job, rows: Rows, sampler: _Sampler, epoch: int, most: int) -> Dealt:
@@ -321,8 +352,9 @@ def _by_tokens(job: Job, rows: Rows, sampler: _Sampler, epoch: int, most: int) -
     return Dealt(_padded(job, batches), [sum(batch) for batch in batches], whole).first(most)
 
 
-def _padded(job: Job, batches: Sequence[Sequence[int]]) -> list[MicroBatch]:
-    """bfd makes the collator flatten a micro-batch into one row without padding; else it is as long as its longest."""
+def _padded(job: Job, batches: Sequence[Sequence[int]], unlabelled: Sequence[int] | None = None) -> list[MicroBatch]:
+    """bfd makes the collator flatten a micro-batch into one row without padding; else it is as long as its longest.
+    `unlabelled`: of each batch, tokens of samples without a label."""
     flat, multiple = job.data.packing and job.data.packing_strategy != "wrapped", job.data.pad_to_multiple_of
     if flat:
         return [MicroBatch(1, padded(sum(batch), multiple), masked=True) for batch in batches]
@@ -332,7 +364,10 @@ def _padded(job: Job, batches: Sequence[Sequence[int]]) -> list[MicroBatch]:
         length = padded(longest, multiple)
         padding = rows * length - tokens
         made[rows, longest, tokens] = MicroBatch(rows, length, padding > 0, padding)
-    return [made[shape] for shape in shapes]
+    found = [made[shape] for shape in shapes]
+    if unlabelled is None:
+        return found
+    return [micro._replace(padding=micro.padding + more) for micro, more in zip(found, unlabelled, strict=True)]
 
 
 def padded(length: int, multiple: int | None) -> int:

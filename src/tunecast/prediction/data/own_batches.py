@@ -114,8 +114,9 @@ def own_run(job: Job, config: Mapping[str, Any], card: Card, *, brief: bool = Fa
 
 
 def counts_labels(job: Job) -> bool:
-    """Whether the loss takes labelled tokens alone: TRL's own head (tape/build/chunked.py)."""
-    return stack_of(job).labelled_only and not job.data.packing
+    """Whether the loss takes labelled tokens alone, as TRL's own head does (tape/build/chunked.py), and rows differ in
+    them."""
+    return stack_of(job).labelled_only and (not job.data.packing or job.data.packing_strategy == "wrapped")
 
 
 def with_tape(folded: Folded, job: Job, own: OwnRun, config: Mapping[str, Any], card: Card) -> Folded:
@@ -200,12 +201,14 @@ def evaluation_batches(job: Job, lengths: Lengths) -> list[MicroBatch]:
     order = lengths.order or [length for length, count in lengths.counts for _ in range(min(count, MOST_READ))]
     step = max(1, len(order) // samples) if lengths.order is None else 1
     own = [min(length, job.seq_len) for length in order[: samples * step : step]]
+    prompts = lengths.prompts or [0] * len(own)
     found: list[MicroBatch] = []
     for at in range(0, len(own), job.run.eval_batch):
         rows = own[at : at + job.run.eval_batch]
         length = padded(max(rows), job.data.pad_to_multiple_of)
         padding = len(rows) * length - sum(rows)
-        micro = MicroBatch(len(rows), length, padding > 0, padding)
+        unlabelled = sum(map(min, prompts[at : at + len(rows)], rows))
+        micro = MicroBatch(len(rows), length, padding > 0, padding + unlabelled)
         if len(found) < 2 or all(len(rows) * length > one.rows * one.length for one in found):
             found.append(micro)
     return found

@@ -42,7 +42,9 @@ def training_data(script: ScriptSource, trainer: Made) -> LoadedData | None:
 
 
 def source_of(call: Made) -> str | None:
-    named = {"load_from_disk": "dataset_path", "load_dataset": "path"}.get(call.name.rpartition(".")[2], "path_or_paths")
+    named = {"load_from_disk": "dataset_path", "load_dataset": "path"}.get(
+        call.name.rpartition(".")[2], "path_or_paths"
+    )
     source = call.get(named, 0)
     if call.is_a("load_dataset") and source in BUILDERS:
         source = _train_files(call.get("data_files", 2))

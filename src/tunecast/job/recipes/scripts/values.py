@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 from typing import Any
 
-
 LOADS = ("load_dataset", "load_from_disk", "from_json", "from_csv", "from_parquet", "from_text")
 """Calls of the `datasets` library that make a data set."""
 MOST_LINKS = 50
