@@ -53,7 +53,7 @@ JOB = {
     "--no-offload-activations",
     "--checkpoint-reentrant", "--no-checkpoint-reentrant", "--interconnect", "--inter-node-gbps", "--launch-us",
     "--packing-strategy", "--group-by-length", "--no-group-by-length", "--pad-to-multiple-of",
-    "--max-tokens-per-batch", "--drop-last", "--seed", "--no-drop-last", "--workers", "--eval-samples", "--eval-share",
+    "--max-tokens-per-batch", "--drop-last", "--seed", "--no-drop-last", "--workers", "--eval-samples", "--held-back",
     "--append-eos", "--no-append-eos", "--completion-only", "--no-completion-only", "--max-steps",
     "--eval-strategy", "--eval-steps", "--eval-batch", "--save-strategy", "--save-steps", "--save-total-limit",
     "--provisioning-s", "--image", "--download-rate", "--disk-rate", "--host-w", "--pue", "--country",

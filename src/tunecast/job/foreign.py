@@ -90,7 +90,7 @@ POINTERS: Mapping[str, tuple[str, str]] = {
     **dict.fromkeys(("dataset", "dataset_name", "datasets", "data", "dataset_size"), ("data.samples", _COUNT)),
     **dict.fromkeys(("max_samples", "num_samples", "max_train_samples"), ("data.samples", _COUNT)),
     "train_file": ("data.path", "(the file)"),
-    **dict.fromkeys(("val_set_size", "val_size", "eval_dataset"), ("data.eval_samples", _COUNT)),
+    "eval_dataset": ("data.eval_samples", _COUNT),
     **dict.fromkeys(("num_tokens", "token"), ("data.tokens", _COUNT)),
     "precision": ("weights_dtype", "(of the weights; autocast for mixed precision)"),
     **dict.fromkeys(("vram", "memory", "gpu_memory", "vram_gb"), ("hardware.gpu", "24gb (a card of that size)")),
@@ -118,7 +118,7 @@ WITHOUT_EFFECT: Mapping[str, str] = {
     **dict.fromkeys(("trust_remote_code", "token_type", "chat_template", "template"), "it"),
     **dict.fromkeys(("plot_loss", "overwrite_output_dir", "overwrite_cache", "ddp_timeout", "disable_tqdm"), "it"),
     **dict.fromkeys(("resume_from_checkpoint", "load_best_model_at_end", "metric_for_best_model", "strict"), "it"),
-    **dict.fromkeys(("dataset_text_field", "completion_only_loss", "assistant_only_loss", "special_tokens"), "it"),
+    **dict.fromkeys(("dataset_text_field", "assistant_only_loss", "special_tokens"), "it"),
     **dict.fromkeys(("label_smoothing", "neftune_noise_alpha", "train_on_inputs"), "it"),
 }
 

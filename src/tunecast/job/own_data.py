@@ -1,5 +1,5 @@
 """What follows from the data a job names: its model's tokenizer, where that is here, and how many samples are left to
-train on where a share is held back."""
+train on where some are held back."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MOST_TOKENISED_BYTES = 64 * MIB
 
 def with_own_data(job: Job) -> Job:
     """With what follows from the data a job names: its model's tokenizer, where that is here, and how many samples are
-    left where a share is held back."""
+    left where some are held back."""
     data = job.data
     if data.path is not None and data.tokenizer is None and _nbytes(data.path) <= MOST_TOKENISED_BYTES:
         data = replace(data, tokenizer=tokenizer_of(job.model))
@@ -41,17 +41,18 @@ def tokenizer_of(model: str) -> str | None:
 
 
 def without_held_back(data: Data) -> Data:
-    """The data with a share for evaluation taken off its samples, where their number is known; rounded as the
+    """The data with what is held back taken off its samples, where their number is known; a share is rounded as the
     `datasets` library does (`Dataset.train_test_split`)."""
-    if data.eval_share is None:
+    part = data.held_back
+    if part is None:
         return data
     samples = data.samples
     if samples is None and (found := sample_lengths(data)) is not None:
         samples = found.samples
-    if samples is None or samples < 2:
-        return data
-    held_back = min(samples - 1, ceil(samples * data.eval_share))
-    return replace(data, samples=samples - held_back, eval_samples=held_back, eval_share=None)
+    if samples is None:
+        return data if part < 1 else replace(data, eval_samples=int(part), held_back=None)
+    evaluated = min(max(samples - 1, 1), ceil(samples * part) if part < 1 else int(part))
+    return replace(data, samples=max(1, samples - evaluated), eval_samples=evaluated, held_back=None)
 
 
 def _nbytes(path: str) -> int:

@@ -203,11 +203,11 @@ class Data(Section):
     eval_samples: int | None = field(
         None, OURS, "samples evaluated on, as long as those trained on", within=(1, 10**13), kilo=1000
     )
-    eval_share: float | None = field(
+    held_back: float | None = field(
         None,
         OURS,
-        "share of the samples that is held back to evaluate on instead of being trained on",
-        within=(0, 0.99),
+        "samples of the data set that are evaluated on instead of being trained on: a share below 1, else how many",
+        within=(0, 10**13),
         above_low=True,
         aka="val_set_size val_size test_size split_dataset_ratio",
     )

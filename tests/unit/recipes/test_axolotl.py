@@ -271,7 +271,7 @@ class TestRun:
         recipe = read(text)
         run = recipe.job["run"]
         assert (run["eval_strategy"], run.get("evals_per_epoch"), run.get("eval_steps")) == (strategy, an_epoch, steps)
-        assert field(recipe, "data.eval_samples") == (100 if "100" in text else None)
+        assert field(recipe, "data.held_back") == (100 if "100" in text else 0.1 if "0.1" in text else None)
 
     def test_an_evaluation_takes_as_many_rows(self, read: Any) -> None:
         text = "val_set_size: 0.1\nmicro_batch_size: 2\nsequence_len: 1024\nflash_attention: true\n"

@@ -181,7 +181,7 @@ def test_files_that_a_script_loads_and_where_its_tokenizer_cuts_them(tmp_path: P
     found = understood(tmp_path, "train.py", text)
     assert found.job["seq_len"] == 384
     assert found.job["data"]["path"] == str(tmp_path / "own.jsonl")
-    assert "eval_share" not in found.job["data"]
+    assert "held_back" not in found.job["data"]
 
 
 def test_what_a_script_holds_back(tmp_path: Path) -> None:
@@ -189,9 +189,9 @@ def test_what_a_script_holds_back(tmp_path: Path) -> None:
     text = TRAINER.format(
         files="'own.jsonl'", how="tokenize", split=".train_test_split(test_size=0.1)", part="['train']"
     )
-    assert understood(tmp_path, "train.py", text).job["data"]["eval_share"] == 0.1
+    assert understood(tmp_path, "train.py", text).job["data"]["held_back"] == 0.1
     job = fill_in(read_job(tmp_path / "train.py", {"hardware.gpu": "l4"}), resolve_model("llama-3.2-1b").raw)
-    assert (job.data.samples, job.data.eval_samples, job.data.eval_share) == (27, 3, None)
+    assert (job.data.samples, job.data.eval_samples, job.data.held_back) == (27, 3, None)
 
 
 def test_how_a_model_that_trl_loads_is_loaded(tmp_path: Path) -> None:

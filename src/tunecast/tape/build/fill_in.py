@@ -85,7 +85,7 @@ def fill_in_of(job: Job, model: ModelConfig) -> Job:
 
 
 def _with_own_data(job: Job) -> Job:
-    if job.data.path is None and job.data.eval_share is None:
+    if job.data.path is None and job.data.held_back is None:
         return job
     from tunecast.job.own_data import with_own_data  # few jobs name any
 

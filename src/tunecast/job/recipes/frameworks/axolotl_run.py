@@ -65,10 +65,8 @@ def take_evaluations(draft: Draft, keys: Keys, epochs: float) -> None:
     if not take_rhythm(draft, keys, epochs, "eval") and strategy:
         draft.put("run.eval_strategy", strategy, keys, "eval_strategy", "evaluation_strategy")
     draft.assume("run.eval_strategy", "no")
-    if share > 1:
-        draft.put("data.eval_samples", held_back, keys, "val_set_size")
-    elif 0 < share < 1:
-        draft.put("data.eval_share", share, keys, "val_set_size")
+    if share:
+        draft.put("data.held_back", held_back, keys, "val_set_size")
     take_eval_batch(draft, keys)
 
 

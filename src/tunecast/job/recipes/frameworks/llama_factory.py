@@ -312,10 +312,8 @@ def take_samples(draft: Draft, keys: Keys) -> None:
         draft.put("data.samples", most, keys, "max_samples")
     held_out = keys.get("val_size")
     share = number(held_out)
-    if share is not None and share >= 1:
-        draft.put("data.eval_samples", held_out, keys, "val_size")
-    elif share is not None and 0 < share < 1:
-        draft.put("data.eval_share", share, keys, "val_size")
+    if share:
+        draft.put("data.held_back", held_out, keys, "val_size")
 
 
 def take_optimizer(draft: Draft, keys: Keys) -> None:

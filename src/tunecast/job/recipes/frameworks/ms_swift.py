@@ -297,7 +297,7 @@ def take_samples(draft: Draft, keys: Keys) -> None:
         draft.put("data.samples", samples, keys, "dataset")
     share = number(keys.get("split_dataset_ratio")) or 0.0
     if 0 < share < 1:
-        draft.put("data.eval_share", share, keys, "split_dataset_ratio")
+        draft.put("data.held_back", share, keys, "split_dataset_ratio")
 
 
 def take_steps(draft: Draft, keys: Keys) -> None:

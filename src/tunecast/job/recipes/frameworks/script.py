@@ -56,6 +56,7 @@ OF_LOADING = (
     *("vocab_size", "proxies", "resume_download", "output_loading_info", "attention_dropout", "pretraining_tp"),
 )
 OF_ADAPTER = ("task_type", "inference_mode", "init_lora_weights", "base_model_name_or_path", "fan_in_fan_out", "bias")
+OF_MODEL_CONFIG = ("model_revision", "trust_remote_code", "lora_task_type", "bnb_4bit_quant_storage")
 OF_QUANTIZATION = ("bnb_4bit_compute_dtype", "llm_int8_*", "bnb_4bit_quant_storage")
 ARGUMENTS_WITHOUT_EFFECT = (*huggingface_keys.WITHOUT_EFFECT, *huggingface_keys.SFT_WITHOUT_EFFECT)
 
@@ -106,8 +107,7 @@ def take_data(draft: Draft, script: ScriptSource, training: ScriptTraining, requ
     keys, title = script.called(draft), found.call.title
     take_data_set(draft, keys, title, found.source, found.call.get("split"), request.folder)
     if found.held_back is not None:
-        field = "data.eval_samples" if found.held_back >= 1 else "data.eval_share"
-        draft.put(field, found.held_back, keys, title)
+        draft.put("data.held_back", found.held_back, keys, title)
 
 
 def take_arguments(
@@ -212,8 +212,7 @@ def take_adapter(draft: Draft, script: ScriptSource, training: ScriptTraining) -
         return
     if not adapter.is_a("LoraConfig"):
         if adapter.is_a("get_peft_config"):
-            draft.note(called.place(adapter.title), f"adapters that a command line asks for: {adapter.title}")
-            draft.assume("method", "full")
+            take_asked_adapter(draft, script, adapter)
         else:
             draft.refuse(adapter.title.removesuffix("Config"), "adapters of LoRA are modelled")
         return
@@ -222,6 +221,16 @@ def take_adapter(draft: Draft, script: ScriptSource, training: ScriptTraining) -
     take_lora(draft, keys)
     if training.puts_adapters is not None and training.puts_adapters.get("autocast_adapter_dtype") is False:
         draft.put("lora.adapter_dtype", draft.fields.get("weights_dtype"), called, training.puts_adapters.title)
+
+
+def take_asked_adapter(draft: Draft, script: ScriptSource, adapter: Made) -> None:
+    """`get_peft_config(model_args)` of TRL: what the command line says of ModelConfig, and none without `use_peft`."""
+    asked = adapter.get("model_args", 0)
+    if not isinstance(asked, Made) or asked.is_open:
+        draft.note(script.called(draft).place(adapter.title), f"adapters that a command line asks for: {adapter.title}")
+        draft.assume("method", "full")
+        return
+    huggingface.take_model_config(draft, script.keys(draft, asked, OF_MODEL_CONFIG))
 
 
 def take_lora(draft: Draft, keys: Keys, defaults: huggingface_keys.Defaults = LORA_CONFIG) -> None:
