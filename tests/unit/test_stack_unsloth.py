@@ -23,6 +23,7 @@ from tunecast.tape.build.dtypes import BFLOAT16
 from tunecast.tape.build.job_runs import build, fold_job
 from tunecast.tape.build.stacks import unsloth as stack
 from tunecast.tape.build.unsloth import loss
+from tunecast.tape.build.unsloth.model import XFORMERS
 from tunecast.tape.card import Card
 from tunecast.tape.op import Alloc, Free
 from tunecast.tape.program import program
@@ -123,11 +124,12 @@ def test_compilation_follows_the_environment(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_card_whose_compiled_graphs_nobody_wrote_down_gets_a_guess(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Turing has no flash attention: the layers are taken as they run without compilation, and that is said."""
+    """Turing has no flash attention: the layers are taken as they run without compilation, and attention over shared
+    keys as torch's efficient kernel instead of xformers'. Both are said."""
     monkeypatch.delenv("UNSLOTH_COMPILE_DISABLE", raising=False)
     turing = Card("Tesla T4", 15_000_000_000, (7, 5), 40)
     half = JOB | {"weights_dtype": "float16", "autocast": "float16"}
-    assert build(job_from_dict(half), LLAMA, [256], turing).guesses == (stack.NOT_COMPILED.format("llama"),)
+    assert build(job_from_dict(half), LLAMA, [256], turing).guesses == (stack.NOT_COMPILED.format("llama"), XFORMERS)
     assert build(job_from_dict(JOB), LLAMA, [256], H200).guesses == ()
 
 
