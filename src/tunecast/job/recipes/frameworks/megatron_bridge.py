@@ -272,11 +272,7 @@ def take_mesh(draft: Draft, keys: Keys) -> None:
     if draft.fields["parallel.tensor"] != 1:
         draft.take("parallel.sequence_parallel", keys, "model.sequence_parallel")
     keys.get("model.sequence_parallel")
-    etp = keys.get("model.expert_tensor_parallel_size")
-    if etp not in (None, 1) and etp != draft.fields["parallel.tensor"]:
-        draft.not_modelled(
-            keys, "model.expert_tensor_parallel_size", "experts are told to be split as other layers are"
-        )
+    draft.take("parallel.expert_tensor", keys, "model.expert_tensor_parallel_size")
     if keys.get("ddp.use_distributed_optimizer") is False:
         draft.put("parallel.data", "ddp", keys, "ddp.use_distributed_optimizer")
     draft.assume("parallel.data", "zero1")

@@ -28,7 +28,6 @@ WITHOUT_EFFECT = (
 )
 """What overlaps with what is part of the stack's own estimate of time."""
 REPORTED: Mapping[str, str] = {
-    "expert_tensor_parallel_size": "experts are split over other cards than the layers around them",
     "decoder_first_pipeline_num_layers": "the first stage holds another number of layers",
     "decoder_last_pipeline_num_layers": "the last stage holds another number of layers",
     "pipeline_model_parallel_layout": "layers are dealt to stages by hand",
@@ -50,6 +49,7 @@ def take_megatron(draft: Draft, keys: Keys) -> None:
         given = keys.get(name)
         if given is not None and whole(given) != 1:
             draft.put(field, given, keys, name)
+    draft.take("parallel.expert_tensor", keys, "expert_tensor_parallel_size")
     tensor = whole(keys.get("tensor_model_parallel_size")) or 1
     parallel = keys.get("sequence_parallel")
     if tensor > 1:
@@ -70,7 +70,8 @@ def take_megatron(draft: Draft, keys: Keys) -> None:
         keys.ignore("fp8_recipe", "fp8_amax_history_len", "fp8_amax_compute_algo")
     for name, why in REPORTED.items():
         value = keys.get(name)
-        if value is not None and is_on(value) and whole(value) != 1:
+        plain = name != "mtp_num_layers" and whole(value) == 1
+        if value is not None and is_on(value) and not plain:
             draft.not_modelled(keys, name, why)
 
 

@@ -80,11 +80,12 @@ def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: 
     trained = [p for p in gpt.parameters() if p.requires_grad]
     for parameter in trained:
         parameter.after_gradient = let_gradient_go
-    layers = sum(layer.trained_numel() for layer in gpt.layers())  # type: ignore[attr-defined]
+    layers = sum(layer.trained_numel(kind) for layer in gpt.layers() for kind in (False, True))  # type: ignore[attr-defined]
     ranks, gradients, shares = data_ranks(job), gpt.parts.gradients, sharding_of(job).cuts_state
-    gpt.exchange = DataExchange(machine, ranks, machine.weights_dtype, gradients, shares)
+    expert_ranks = expert_data_ranks(job)
+    gpt.exchange = DataExchange(machine, ranks, machine.weights_dtype, gradients, shares, expert_ranks)
     optimizer = MegatronOptimizer(
-        trained, ranks, layers, gradients, shares, job.parallel.expert, is_aware(job), keeps_remainders(job),
+        trained, ranks, layers, gradients, shares, expert_ranks, is_aware(job), keeps_remainders(job),
         DTYPES[job.optimizer_state_dtype or "float32"],
     )  # fmt: skip
     for length in machine.steps(lengths):
@@ -177,6 +178,18 @@ def data_ranks(job: Job) -> int:
     return job.hardware.gpus * job.hardware.nodes // (job.parallel.tensor * job.parallel.pipeline)
 
 
+def expert_data_ranks(job: Job) -> int:
+    """That have the same experts: their mesh is their own (megatron/core/parallel_state.py,
+    `initialize_model_parallel`)."""
+    split = job.parallel.pipeline * job.parallel.expert * expert_tensor(job)
+    return max(1, job.hardware.gpus * job.hardware.nodes // split)
+
+
+def expert_tensor(job: Job) -> int:
+    """megatron/core/model_parallel_config.py, `__post_init__`: as other layers where nothing is said."""
+    return job.parallel.expert_tensor or job.parallel.tensor
+
+
 def parts_of(job: Job) -> MegatronRank:
     parallel = job.parallel
     low = LOW[job.matmul_dtype] if job.matmul_dtype else None
@@ -185,7 +198,7 @@ def parts_of(job: Job) -> MegatronRank:
         parallel.tensor, parallel.context, parallel.expert, overlaps(job), low,
         parallel.sequence_parallel is not False, job.attention, frozen, gradients_dtype(job),
         job.lora.dropout or 0.0, job.task == "sft" and job.data.packing,
-        numbers(followed(job)["megatron-core"]), runs_nemo(job),
+        numbers(followed(job)["megatron-core"]), runs_nemo(job), expert_tensor(job),
     )  # fmt: skip
 
 

@@ -29,7 +29,7 @@ from tunecast.tape.build.stacks.megatron.linears import (
     rms_norm,
     scatter,
 )
-from tunecast.tape.build.stacks.megatron.optimizer import DataExchange
+from tunecast.tape.build.stacks.megatron.optimizer import DataExchange, is_experts
 from tunecast.tape.build.stacks.megatron.shape import MegatronShape
 from tunecast.tape.build.tensor import Tensor
 
@@ -124,11 +124,13 @@ class Layer(Module):
     ) -> None:
         super().__init__(machine)
         self.self_attention = Attention(machine, shape, parts, ranks)
-        self.mlp: Any = Experts(machine, shape, parts) if sparse else MLP(machine, shape, parts, ranks)
+        self.mlp: Any = Experts(machine, shape, parts, ranks) if sparse else MLP(machine, shape, parts, ranks)
         self.recomputed, self.dropout = recomputed, shape.dropout
 
-    def trained_numel(self) -> int:
-        return sum(p.numel() for p in self.parameters() if p.requires_grad)
+    def trained_numel(self, of_experts: bool) -> int:
+        """Of experts' weights, or of all others."""
+        found = (p for p in self.parameters() if p.requires_grad and is_experts(p) == of_experts)
+        return sum(p.numel() for p in found)
 
     def __call__(self, hidden_states: Tensor) -> Any:
         if self.recomputed:  # assumed of adapters, which would else get no gradient through this kind of recomputation
