@@ -193,6 +193,14 @@ def logits_not_widened(loss: str | None, stack: str) -> str | None:
     return f"got low_precision, known of {known}; allowed with {stack}: full, chunked or null; nearest: full"
 
 
+@rule("loss", "stack")
+def loss_of_megatron(loss: str | None, stack: str) -> str | None:
+    if loss != "fused" or STACKS[stack].uses_megatron:
+        return None
+    known = ", ".join(name for name, each in STACKS.items() if each.uses_megatron)
+    return f"got fused, known of {known}; allowed with {stack}: full, chunked or null; nearest: full"
+
+
 @rule("kernels", "method")
 def fused_adapters_need_adapters(kernels: tuple[str, ...], method: str) -> str | None:
     if LORA_TRITON not in kernels or method != "full":

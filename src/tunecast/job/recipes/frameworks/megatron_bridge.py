@@ -324,7 +324,7 @@ def take_memory(draft: Draft, keys: Keys) -> None:
     else:
         keys.ignore("model.recompute_method", "model.recompute_num_layers", "model.recompute_modules")
     if keys.get("model.cross_entropy_loss_fusion") is False:
-        draft.not_modelled(keys, "model.cross_entropy_loss_fusion", "the loss is told as one kernel")
+        draft.put("loss", "full", keys, "model.cross_entropy_loss_fusion")
     graphs = keys.get("model.cuda_graph_impl")
     if graphs not in (None, "none") or keys.get("model.enable_cuda_graph"):
         draft.not_modelled(keys, "model.cuda_graph_impl", "what CUDA graphs hold is left out")

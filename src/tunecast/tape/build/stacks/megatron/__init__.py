@@ -46,7 +46,8 @@ REFUSES: Refusals = {
     "method": lambda job: job.method == "qlora" and job.quantization.format != "float8",
     "quantization": lambda job: job.quantization.format not in (None, "float8"),
     "autocast": lambda job: job.autocast not in (None, job.weights_dtype),
-    **leaves_out("compile", "kernels", "loss", "optimizer_in_backward", "recompute", "offload_activations"),
+    **leaves_out("compile", "kernels", "optimizer_in_backward", "recompute", "offload_activations"),
+    "loss": lambda job: job.loss not in (None, "full", "fused"),
     **leaves_out("transformers_version"),
     "stack_version": lambda job: (
         job.stack_version is not None and (runs_nemo(job) or not is_followed(job.stack_version))
@@ -220,9 +221,8 @@ def load(job: Job, config: Mapping[str, Any], machine: Machine) -> GPT:
     ranks = {} if job.method == "full" else adapters_of(job)
     first = is_first(job, machine)
     last = job.parallel.pipeline == 1 or not first
-    fused_loss = runs_nemo(job) and job.loss is None and config.get("model_type") not in UNFUSED_LOSS
     parts = parts_of(job)
-    gpt = GPT(machine, shape, parts, ranks, job.gradient_checkpointing, first, last, fused_loss)
+    gpt = GPT(machine, shape, parts, ranks, job.gradient_checkpointing, first, last, loss_of(job, config))
     gpt.name_all()
     machine.name_head("output_layer")
     for module in gpt.modules():
@@ -232,6 +232,14 @@ def load(job: Job, config: Mapping[str, Any], machine: Machine) -> GPT:
             bring(tensor, module.path, Role.ADAPTERS if adapter else Role.WEIGHTS, low)
             tensor.requires_grad = job.method == "full" or adapter
     return gpt
+
+
+def loss_of(job: Job, config: Mapping[str, Any]) -> str:
+    """Of `LOSSES`: NeMo's recipes take TransformerEngine's kernel, Megatron what it is asked for."""
+    if runs_nemo(job):
+        by_kernel = job.loss != "full" and config.get("model_type") not in UNFUSED_LOSS
+        return "kernel" if by_kernel else "full"
+    return job.loss or "full"
 
 
 def adapters_of(job: Job) -> dict[str, int]:
