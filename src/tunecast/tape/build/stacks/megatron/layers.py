@@ -226,19 +226,21 @@ class Experts(Module):
         permuted = in_one_kernel(normed, (rows, width), "moe_permute", "moe_permute_bwd")
         del scores
         one_expert = parts._replace(tensor=parts.expert_tensor, sequence=True, overlapped=False)
-        dispatched = gather(to_all(permuted, parts), one_expert)
-        del permuted
-        dispatched = by_expert(dispatched, self.linear_fc1.experts)
-        inner = activate(self.linear_fc1(dispatched), True, parts)
-        del dispatched
-        made = by_expert(self.linear_fc2(inner), self.linear_fc1.experts)
-        del inner
-        combined = to_all(scatter(made, one_expert), parts)
-        del made
+        dispatched = to_all(permuted, parts)
+        output = self.routed(dispatched, one_expert)
+        combined = to_all(output, parts)
+        del permuted, dispatched, output  # `custom_forward` names them until here
         combined = in_one_kernel(combined, (tokens, batch, width), "moe_unpermute", "moe_unpermute_bwd")
         if self.shared is not None:
             combined = combined + self.shared(normed)
         return combined
+
+    def routed(self, dispatched: Tensor, one_expert: MegatronRank) -> Tensor:
+        """`routed_experts_compute`."""
+        experts = self.linear_fc1.experts
+        given = by_expert(gather(dispatched, one_expert), experts)
+        made = self.linear_fc2(activate(self.linear_fc1(given), True, self.parts))
+        return scatter(by_expert(made, experts), one_expert)
 
 
 class GroupedLinear(Module):
@@ -273,9 +275,7 @@ def by_expert(x: Tensor, experts: int) -> Tensor:
 
 
 class SharedExpert(Module):
-    def __init__(
-        self, machine: Machine, width: int, inner: int, parts: MegatronRank, ranks: Mapping[str, int]
-    ) -> None:
+    def __init__(self, machine: Machine, width: int, inner: int, parts: MegatronRank, ranks: Mapping[str, int]) -> None:
         super().__init__(machine)
         self.parts = parts
         first, second = ranks.get("linear_fc1", 0), ranks.get("linear_fc2", 0)
