@@ -9,9 +9,9 @@ the reader (`tunecast predict FILE`), told the cards where the file leaves them 
 of the figure. ms-swift logs torch's reserved memory (`memory(GiB)`), Unsloth's notebooks print
 torch.cuda.max_memory_reserved.
 
-What was otherwise then (`as_of`): a notebook's log names Unsloth's release (`release`). Of ms-swift git says when a line
-was written (`stated_on`): before torch 2.8 the Trainer's default was adamw_torch. `then` holds settings that the file
-had no line for yet: examples/megatron/long_text.sh asks for expandable segments since 2025-07. Nothing is to be changed
+What was otherwise then (`as_of`): a notebook's log names Unsloth's release (`release`). Of ms-swift git says when a
+line was written (`stated_on`): before torch 2.8 the Trainer's default was adamw_torch. `then` holds what a later line
+of the file changed: examples/megatron/long_text.sh did not ask for expandable segments yet. Nothing is to be changed
 for examples/megatron/lora/mtp.sh, whose --mtp_num_layers came after its figure and is not modelled.
 
 What is compared, by rules that look at no prediction (the first two were fixed before any was made, the others after a
@@ -23,8 +23,8 @@ shared     not compared: notebooks of different jobs print the same figures, whi
 variants   not compared: the file states several figures of memory, each of a setting it does not hold at the same time
 card size  not compared: ms-swift's figure is the size of a card that is sold, and may be that and no measurement
 other job  not compared: the log in the notebook is of another model than its code (`other` says which)
-A Kaggle copy of a notebook is the same run and counts once, as does a figure of memory that a file states twice. Time is
-compared where the file names its card; an A100 that holds 50 GB is taken as SXM's of 80 GB.
+A Kaggle copy of a notebook is the same run and counts once, as does a figure of memory that a file states twice. Time
+is compared where the file names its card; an A100 that holds 50 GB is taken as SXM's of 80 GB.
 """
 
 from __future__ import annotations
@@ -96,9 +96,9 @@ def as_of(row: Row, job: Job, file: str) -> dict[str, object]:
     then: dict[str, object] = dict(part.split("=") for part in row["then"].split())
     if row["release"] and job.stack == "unsloth":
         then["unsloth_version"] = row["release"]
-    if row["stated_on"] and row["stated_on"] < FUSED_SINCE and STACKS[job.stack].uses_trainer:
-        if "optimizer" in recipe(file).assumed:
-            then["optimizer"] = "adamw_torch"
+    by_trainer = row["stated_on"] and STACKS[job.stack].uses_trainer
+    if by_trainer and row["stated_on"] < FUSED_SINCE and "optimizer" in recipe(file).assumed:
+        then["optimizer"] = "adamw_torch"
     return then
 
 
@@ -180,8 +180,8 @@ def page(result: Row) -> str:
         "## Files that state their own memory or time",
         "",
         "Notebooks of Unsloth and scripts of ms-swift say what their own run took. Each is read as it stands, on the",
-        "card it names and as of the day of the figure (Unsloth's release, the Trainer's default optimizer), and compared",
-        "with what it says: torch's reserved memory, and seconds per step where the card is named.",
+        "card it names and as of the day of the figure (Unsloth's release, the Trainer's default optimizer), and",
+        "compared with what it says: torch's reserved memory, and seconds per step where the card is named.",
         "`known`: the file packs its rows, or names a data set whose lengths come with tunecast; `unknown`: every row",
         "is taken to be as long as the file allows, which few are. Medians and worst are of absolute errors. Made by",
         "`python benchmarks/published_recipes.py --page`; every row: `benchmarks/results/published_recipes.json`.",

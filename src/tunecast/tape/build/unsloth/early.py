@@ -1,4 +1,4 @@
-"""What Unsloth did otherwise up to 2024.9 (unsloth/models/llama.py and kernels/cross_entropy_loss.py of 2024.8, 2024.9).
+"""What Unsloth did otherwise up to 2024.9 (2024.8 and 2024.9: unsloth/models/llama.py, kernels/cross_entropy_loss.py).
 
 Every layer has rotary tables of its own (`LlamaRotaryEmbedding`, a part of transformers' attention until 4.48). Logits
 are made all at once in the weights' dtype, and their gradient is written over them (`CausalLM_fast_forward`,

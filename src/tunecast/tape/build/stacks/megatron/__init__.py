@@ -199,7 +199,7 @@ def parts_of(job: Job) -> MegatronRank:
         parallel.tensor, parallel.context, parallel.expert, overlaps(job), low,
         parallel.sequence_parallel is not False, job.attention, frozen, gradients_dtype(job),
         job.lora.dropout or 0.0, job.task == "sft" and job.data.packing,
-        numbers(followed(job)["megatron-core"]), runs_nemo(job), expert_tensor(job),
+        numbers(followed(job)["megatron-core"]), runs_nemo(job), expert_tensor(job), runs_nemo(job),
     )  # fmt: skip
 
 

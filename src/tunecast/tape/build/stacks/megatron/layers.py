@@ -244,8 +244,8 @@ class Experts(Module):
 
 
 class GroupedLinear(Module):
-    """`TEGroupedLinear`. An adapter is two of them, so that each expert has its own (mcore_bridge/tuners/lora.py,
-    `LoraParallelLinear`)."""
+    """`TEGroupedLinear`. In ms-swift an adapter is two of them, so that each expert has its own
+    (mcore_bridge/tuners/lora.py, `LoraParallelLinear`); in NeMo a rank's experts share one."""
 
     def __init__(
         self, machine: Machine, experts: int, inputs: int, outputs: int, parts: MegatronRank, rank: int
@@ -253,8 +253,9 @@ class GroupedLinear(Module):
         super().__init__(machine)
         self.parts, self.experts = parts, experts
         self.weight = self.parameter(experts, outputs, inputs)
-        self.lora_a: Any = self.parameter(experts, rank, inputs) if rank else None
-        self.lora_b: Any = self.parameter(experts, outputs, rank) if rank else None
+        adapters = 1 if parts.shared_adapters else experts
+        self.lora_a: Any = self.parameter(adapters, rank, inputs) if rank else None
+        self.lora_b: Any = self.parameter(adapters, outputs, rank) if rank else None
 
     def forward(self, x: Tensor) -> Tensor:
         out = grouped(x, self.weight, self.parts)
