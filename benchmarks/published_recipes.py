@@ -174,6 +174,12 @@ def by_group(rows: list[Row]) -> Row:
     }
 
 
+def whole(rows: list[Row]) -> Row:
+    """Of all files whose lengths are known."""
+    known = [row for row in rows if row.get("group") == "known"]
+    return {"memory": summary(known, "off"), "time": summary(known, "time_off")}
+
+
 def page(result: Row) -> str:
     """The section of docs/recipes.md."""
     lines = [
@@ -189,11 +195,10 @@ def page(result: Row) -> str:
         "| framework | lengths | memory: files | median | within 10 % | worst | time: files | median | worst |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
-    for framework, found in result["by_framework"].items():
-        for group in GROUPS:
-            memory, time = found[group]["memory"], found[group]["time"]
-            cells = [framework, group, *cells_of(memory, "median", "within_a_tenth", "worst")]
-            lines.append(f"| {' | '.join([*cells, *cells_of(time, 'median', 'worst')])} |")
+    parts = [(name, group, found[group]) for name, found in result["by_framework"].items() for group in GROUPS]
+    for name, group, found in [("both", "known", result["known"]), *parts]:
+        cells = [name, group, *cells_of(found["memory"], "median", "within_a_tenth", "worst")]
+        lines.append(f"| {' | '.join([*cells, *cells_of(found['time'], 'median', 'worst')])} |")
     lines.append("")
     lines += [
         f"{framework}: {found['stated']} figures are stated; {found['refused']} are refused by their task or by what "
@@ -237,7 +242,7 @@ def main() -> None:
             rows.append(scored(row, given, options.folder))
             print(json.dumps(rows[-1]), flush=True)
         rows.sort(key=lambda row: -abs(row.get("off", 0)))
-        write_result(RESULT, {"commit": commit(), "by_framework": by_group(rows), "rows": rows})
+        write_result(RESULT, {"commit": commit(), "known": whole(rows), "by_framework": by_group(rows), "rows": rows})
     if options.page:
         print(page(json.loads(RESULT.read_text(encoding="utf-8"))), end="")
 
