@@ -33,6 +33,7 @@ FURTHER = {"llama_factory_v1": "llama_factory", "ms_swift_megatron": "ms_swift"}
 """Files that read for another, with a table of their own."""
 
 AS_A_FIELD: Mapping[str, tuple[object, object]] = {
+    "swift/megatron/arguments/megatron_args.py: MegatronArguments.cross_entropy_loss_fusion": (True, "fused"),
     "transformers/training_args.py: TrainingArguments.default_optim": ("adamw_torch", "adamw_torch_fused"),
     "transformers/training_args.py: TrainingArguments.train_sampling_strategy": ("random", False),
     "trl/trainer/base_config.py: _BaseConfig.bf16": (None, "bfloat16"),

@@ -58,7 +58,7 @@ JOB = {
     "--eval-strategy", "--eval-steps", "--eval-batch", "--save-strategy", "--save-steps", "--save-total-limit",
     "--provisioning-s", "--image", "--download-rate", "--disk-rate", "--host-w", "--pue", "--country",
     "--fsdp-version", "--recompute", "--virtual-stages", "--reduce-dtype", "--reshard-after-forward", "--shard-ends",
-    "--sequence-parallel", "--no-sequence-parallel",
+    "--sequence-parallel", "--no-sequence-parallel", "--expert-tensor",
     "--no-shard-ends",
     "--no-reshard-after-forward", "--context-kind", "--offload-device", "--nvme-rate", "--prepared", "--no-prepared",
     "--num-proc", "--sync-each-batch", "--no-sync-each-batch", "--cpu-ram-efficient-loading",

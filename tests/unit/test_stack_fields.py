@@ -66,7 +66,7 @@ STILL: dict[str, str] = {
     "lora.alpha": "a factor", "lora.rslora": "another factor",
     "lora.adapter_dtype": "Megatron's adapters have the weights' dtype and float32 masters",
     "optimizer": ALIKE,
-    "loss": "megatron's own loss is the full one",
+    "parallel.expert_tensor": "of experts, which the model here has none of",
     "recompute": "all is what gradient_checkpointing recomputes",
     "data.packing_strategy": "is said to change nothing: it belongs to data.packing",
     "data.prepared": "preparation of lengths that are given takes no time",
@@ -84,7 +84,8 @@ STILL: dict[str, str] = {
 }  # fmt: skip
 
 
-OWN = {("megatron", "parallel.reduce_dtype"): "float32", ("nemo", "parallel.reduce_dtype"): "bfloat16",
+OWN = {("megatron", "loss"): "full", ("nemo", "loss"): "fused",
+       ("megatron", "parallel.reduce_dtype"): "float32", ("nemo", "parallel.reduce_dtype"): "bfloat16",
        ("megatron", "optimizer_state_dtype"): "float32", ("nemo", "optimizer_state_dtype"): "float32",
        ("megatron", "master_weights"): "float32", ("nemo", "master_weights"): "remainders",
        ("megatron", "parallel.sequence_parallel"): True, ("nemo", "parallel.sequence_parallel"): True}  # fmt: skip

@@ -255,3 +255,73 @@ def test_nemo_shares_its_optimizer_where_nothing_is_said() -> None:
     said = [tape_of(given, gpus=4, stack="nemo") for given in ({}, {"data": "zero1"}, {"data": "ddp"})]
     states = [sum(e.nbytes for e in t.events if isinstance(e, Alloc) and e.role is Role.OPTIMIZER) for t in said]
     assert states[0] == states[1] < states[2]
+
+
+EXPERTS: dict[str, Any] = CONFIG | {
+    "model_type": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 128,
+}  # fmt: skip
+EXPERT = 3 * 256 * 128
+"""Weights of one."""
+
+
+def roles(tape: Tape, role: Role) -> int:
+    return sum(e.nbytes for e in tape.events if isinstance(e, Alloc) and e.role is role)
+
+
+def test_experts_are_split_over_cards_of_their_own() -> None:
+    """Eight experts in each of two layers over four cards; each whole on its card, or in as many parts as layers."""
+    split = {"data": "zero1", "tensor": 4, "expert": 4}
+    whole, parts = (tape_of(split | {"expert_tensor": ways}, 4, EXPERTS) for ways in (1, None))
+    with pytest.raises(TunecastError, match="expert_tensor"):
+        tape_of(split | {"expert_tensor": 3}, 4, EXPERTS)
+    assert weights(whole) - weights(parts) == 2 * 2 * EXPERT * 2 * 3 // 4
+    assert product_flops(whole) == product_flops(parts)  # ranks of one expert gather their tokens
+
+
+def test_cards_that_hold_the_same_experts_share_their_optimizer() -> None:
+    """On eight cards with experts over four, two hold the same ones: a half each, of all else an eighth."""
+    tape = tape_of({"data": "zero1", "expert": 4}, 8, EXPERTS)
+    experts = 2 * 2 * EXPERT
+    rest = weights(tape) // 2 - experts
+    assert roles(tape, Role.OPTIMIZER) == 3 * 4 * (experts // 2 + rest // 8)
+    assert sent(tape, "reduce_scatter", "data").count(2 * EXPERT * 4) == 2
+
+
+@pytest.mark.parametrize(("stack", "adapters"), [("megatron", 2), ("nemo", 1)])
+def test_experts_have_adapters(stack: str, adapters: int) -> None:
+    """In ms-swift one for each expert, two of which are here; in NeMo one for those of a card."""
+    lora = {"rank": 4, "targets": ["gate_proj", "up_proj", "down_proj"], "dropout": 0.0}
+    tape = tape_of({"expert": 4}, 4, EXPERTS, method="lora", lora=lora, stack=stack)
+    one = 4 * (256 + 2 * 128) + 4 * (128 + 256)
+    assert roles(tape, Role.ADAPTERS) == 2 * adapters * one * 2
+
+
+def test_the_compiled_loss_makes_its_exponentials_beside_the_logits() -> None:
+    """Logits in bfloat16 and twice in float32, where torch's own has them once in float32."""
+    logits = TOKENS * 1024
+    peaks = [peak_of(tape_of(loss=loss), "output_layer") for loss in ("full", "fused")]
+    assert peaks[1] - peaks[0] == 4 * logits
+
+
+def peak_of(tape: Tape, module: str) -> int:
+    """Most that is there at once of what a module asks for."""
+    live = most = 0
+    sizes: dict[int, int] = {}
+    for event in tape.events:
+        if isinstance(event, Alloc) and event.module == module:
+            sizes[event.block] = event.nbytes
+            live += event.nbytes
+            most = max(most, live)
+        elif isinstance(event, Free):
+            live -= sizes.pop(event.block, 0)
+    return most
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [({"loss": "fused"}, "loss"), ({"parallel": {"expert_tensor": 1}}, "parallel.expert_tensor")],
+)
+def test_what_is_megatrons_alone(changes: dict[str, Any], field: str) -> None:
+    with pytest.raises(TunecastError) as refused:
+        job_from_dict({"model": "llama-3.2-1b", "stack": "transformers", **changes})
+    assert refused.value.field == field

@@ -23,6 +23,7 @@ from tunecast.tape.build.dtypes import BFLOAT16
 from tunecast.tape.build.job_runs import build, fold_job
 from tunecast.tape.build.stacks import unsloth as stack
 from tunecast.tape.build.unsloth import loss
+from tunecast.tape.build.unsloth.model import XFORMERS
 from tunecast.tape.card import Card
 from tunecast.tape.op import Alloc, Free
 from tunecast.tape.program import program
@@ -123,11 +124,12 @@ def test_compilation_follows_the_environment(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_card_whose_compiled_graphs_nobody_wrote_down_gets_a_guess(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Turing has no flash attention: the layers are taken as they run without compilation, and that is said."""
+    """Turing has no flash attention: the layers are taken as they run without compilation, and attention over shared
+    keys as torch's efficient kernel instead of xformers'. Both are said."""
     monkeypatch.delenv("UNSLOTH_COMPILE_DISABLE", raising=False)
     turing = Card("Tesla T4", 15_000_000_000, (7, 5), 40)
     half = JOB | {"weights_dtype": "float16", "autocast": "float16"}
-    assert build(job_from_dict(half), LLAMA, [256], turing).guesses == (stack.NOT_COMPILED.format("llama"),)
+    assert build(job_from_dict(half), LLAMA, [256], turing).guesses == (stack.NOT_COMPILED.format("llama"), XFORMERS)
     assert build(job_from_dict(JOB), LLAMA, [256], H200).guesses == ()
 
 
@@ -138,6 +140,27 @@ def test_folded_layers_ask_for_what_all_layers_do() -> None:
     folded = fold_job(job, config, H200)
     whole = build(job, config, [1200] * 3, H200)
     first_steps = folded.make_tape()
+    assert sizes_of(first_steps.events) == sizes_of(whole.events)
+    assert peak(first_steps.events) == peak(whole.events)
+
+
+def test_releases_of_2024_have_tables_in_every_layer_and_all_logits() -> None:
+    """Cosines and sines of 4 x 8,192 positions, logits in bfloat16 and as accelerate copies them to float32."""
+    config = LLAMA | {"num_hidden_layers": 3, "max_position_embeddings": 131_072}
+    early = build(job_from_dict(JOB | {"unsloth_version": "2024.8"}), config, [200], H200)
+    width = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    tables = [e for e in early.events if isinstance(e, Alloc) and e.nbytes == 4 * 8192 * width * 2]
+    assert [e.module for e in tables] == [f"model.layers.{layer}" for layer in range(3) for _ in range(2)]
+    logits = JOB["micro_batch"] * 200 * config["vocab_size"]
+    now = build(job_from_dict(JOB), config, [200], H200)
+    assert {2 * logits, 4 * logits} <= sizes_of(early.events) and 2 * logits not in sizes_of(now.events)
+    assert early.guesses == ("unsloth 2024.8 is older than what is followed, 2026.10.9",)
+
+
+def test_folded_layers_of_2024_ask_for_what_all_layers_do() -> None:
+    job = job_from_dict(JOB | {"unsloth_version": "2024.8"})
+    config = LLAMA | {"num_hidden_layers": 9}
+    first_steps, whole = fold_job(job, config, H200).make_tape(), build(job, config, [job.seq_len] * 3, H200)
     assert sizes_of(first_steps.events) == sizes_of(whole.events)
     assert peak(first_steps.events) == peak(whole.events)
 

@@ -193,6 +193,14 @@ def logits_not_widened(loss: str | None, stack: str) -> str | None:
     return f"got low_precision, known of {known}; allowed with {stack}: full, chunked or null; nearest: full"
 
 
+@rule("loss", "stack")
+def loss_of_megatron(loss: str | None, stack: str) -> str | None:
+    if loss != "fused" or STACKS[stack].uses_megatron:
+        return None
+    known = ", ".join(name for name, each in STACKS.items() if each.uses_megatron)
+    return f"got fused, known of {known}; allowed with {stack}: full, chunked or null; nearest: full"
+
+
 @rule("kernels", "method")
 def fused_adapters_need_adapters(kernels: tuple[str, ...], method: str) -> str | None:
     if LORA_TRITON not in kernels or method != "full":
@@ -389,6 +397,22 @@ def cards_divide(tensor: int, pipeline: int, context: int, layers: int, gpus: in
 @rule("parallel.expert", "hardware.gpus", "hardware.nodes")
 def experts_divide(expert: int, gpus: int, nodes: int) -> str | None:
     return _divides(f"got {expert}", expert, gpus * nodes)
+
+
+@rule("parallel.expert_tensor", "stack")
+def cards_of_one_expert(ways: int | None, stack: str) -> str | None:
+    if ways is None or STACKS[stack].uses_megatron:
+        return None
+    known = ", ".join(name for name, each in STACKS.items() if each.uses_megatron)
+    return f"got {ways} with stack {stack}; allowed: with {known}, or null; nearest: null"
+
+
+@rule("parallel.expert_tensor", "parallel.expert", "parallel.pipeline", "hardware.gpus", "hardware.nodes")
+def split_experts_divide(ways: int | None, expert: int, pipeline: int, gpus: int, nodes: int) -> str | None:
+    """megatron/core/parallel_state.py, `initialize_model_parallel`: experts have a mesh of their own."""
+    if ways is None:
+        return None
+    return _divides(f"got {ways} with expert {expert}, pipeline {pipeline}", ways * expert * pipeline, gpus * nodes)
 
 
 def _divides(got: str, part: int, cards: int) -> str | None:

@@ -195,8 +195,9 @@ class Job(Section):
         None,
         OURS,
         "whether logits are made all at once, and widened to float32 for the loss (full) or not (low_precision: NeMo "
-        "Automodel's fp32_upcast: false), or a chunk at a time; null: as the stack does",
-        choices=("full", "low_precision", "chunked"),
+        "Automodel's fp32_upcast: false), or a chunk at a time; fused: Megatron Core's cross_entropy_loss_fusion; "
+        "null: as the stack does",
+        choices=("full", "low_precision", "chunked", "fused"),
     )
     compile: bool = field(False, transformers("TrainingArguments.torch_compile"), "torch.compile", aka="torch_compile")
     allocator: str = field(

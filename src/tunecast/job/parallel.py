@@ -108,6 +108,13 @@ class Parallel(Section):
     expert: int = field(
         1, OURS, "cards the experts are split over", within=(1, 65536), aka="ep expert_parallel_size ep_size"
     )
+    expert_tensor: int | None = field(
+        None,
+        OURS,
+        "with expert, in Megatron Core: cards each expert is split over; null: as many as tensor",
+        within=(1, 65536),
+        aka="etp expert_tensor_parallel_size",
+    )
     offload: str = field("none", OURS, "what waits in host memory", choices=("none", "optimizer", "parameters"))
     offload_device: str = field(
         "cpu", OURS, "with offload: where it waits, host memory or NVMe drives (ZeRO-Infinity)", choices=("cpu", "nvme")

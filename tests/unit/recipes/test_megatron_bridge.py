@@ -73,6 +73,8 @@ def test_a_function_that_is_not_known_is_told(tmp_path: Path) -> None:
         ("model.recompute_granularity", "full", "gradient_checkpointing", True),
         ("ddp.use_distributed_optimizer", False, "parallel.data", "ddp"),
         ("model.expert_model_parallel_size", 4, "parallel.expert", 4),
+        ("model.expert_tensor_parallel_size", 1, "parallel.expert_tensor", 1),
+        ("model.cross_entropy_loss_fusion", False, "loss", "full"),
         ("checkpoint.save_interval", 20, "run.save_steps", 20),
         ("peft", {"dim": 8}, "lora.rank", 8),
     ],

@@ -175,3 +175,33 @@ def test_what_is_not_understood_is_told_once(tmp_path: Path) -> None:
     file.write_text("CUDA_VISIBLE_DEVICES=0 swift sft --model llama-3.2-1b --tuner_type adalora --max_length 64\n")
     figures = run_figures(predict(str(file), {"hardware.gpu": "rtx-4090"}, engine="analytic"), "")
     assert sum("AdaLoRA is taken as LoRA" in told for told in (*figures.guesses, *figures.warnings)) == 1
+
+
+def megatron(folder: Path, flags: str) -> Recipe:
+    return script(folder, f"NPROC_PER_NODE=4 megatron sft --model Qwen/Qwen3-30B-A3B {flags}\n")
+
+
+def test_megatrons_experts_are_whole_on_their_cards_unless_told(tmp_path: Path) -> None:
+    """`expert_tensor_parallel_size: int = 1`, where Megatron Core takes as many as tensor."""
+    split = "--tensor_model_parallel_size 4 --expert_model_parallel_size 4"
+    assert megatron(tmp_path, split).job["parallel"]["expert_tensor"] == 1
+    told = megatron(tmp_path, split.replace("4 --", "2 --") + " --expert_tensor_parallel_size 2")
+    assert told.job["parallel"]["expert_tensor"] == 2 and told.places["parallel.expert_tensor"].line == 1
+    assert "expert_tensor" not in megatron(tmp_path, "--expert_model_parallel_size 4").job["parallel"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "loss"), [("", "fused"), ("true", "fused"), ("false", "full")], ids=["silent", "on", "off"]
+)
+def test_megatrons_loss_is_fused_unless_told(tmp_path: Path, flags: str, loss: str) -> None:
+    given = f"--cross_entropy_loss_fusion {flags}" if flags else ""
+    assert megatron(tmp_path, given).job["loss"] == loss
+
+
+@pytest.mark.parametrize(
+    ("flags", "key"),
+    [("--mtp_num_layers 1", "mtp_num_layers"), ("--cross_entropy_fusion_impl te", "cross_entropy_fusion_impl")],
+)
+def test_what_of_megatron_is_told_as_not_modelled(tmp_path: Path, flags: str, key: str) -> None:
+    assert set(unread(megatron(tmp_path, flags))) == {key}
+    assert not unread(megatron(tmp_path, "--cross_entropy_fusion_impl native"))

@@ -14,6 +14,7 @@ from typing import Any
 from tunecast.hardware.cluster import Cluster
 from tunecast.hardware.spec import Gpu
 from tunecast.job.job import Job
+from tunecast.job.parallel import Parallel
 from tunecast.prediction.price.collectives import collective_seconds
 from tunecast.prediction.price.host import Host
 from tunecast.prediction.time.pipeline import INTERLEAVED, ONE_F_ONE_B, pipeline_time
@@ -41,13 +42,19 @@ class StagePass(NamedTuple):
     after: Sequence[Op]
 
 
+def stage_cards(parts: Parallel) -> int:
+    """As few cards as hold one stage once: layers are split one way, experts another."""
+    one_expert = parts.expert_tensor or parts.tensor
+    return lcm(parts.tensor * parts.context, parts.expert * one_expert)
+
+
 def pipelined_steps(
     job: Job, config: Mapping[str, Any], card: Card, gpu: Gpu, host: Host, cluster: Cluster
 ) -> dict[int, StepTime]:
     parts = job.parallel
     stages = parts.pipeline * parts.virtual_stages
     plain = replace(parts, virtual_stages=1)
-    nobody = replace(job.hardware, gpus=parts.tensor * lcm(parts.context, parts.expert), nodes=1)
+    nobody = replace(job.hardware, gpus=stage_cards(parts), nodes=1)
     alone = replace(job, grad_accum=MICRO_BATCHES, parallel=replace(plain, pipeline=1), hardware=nobody)
     whole = {length: between(step) for length, step in timed_steps(alone, config, card).items()}
     own = timed_steps(replace(job, grad_accum=1, parallel=plain), config, card)

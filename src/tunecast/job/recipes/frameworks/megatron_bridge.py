@@ -272,11 +272,7 @@ def take_mesh(draft: Draft, keys: Keys) -> None:
     if draft.fields["parallel.tensor"] != 1:
         draft.take("parallel.sequence_parallel", keys, "model.sequence_parallel")
     keys.get("model.sequence_parallel")
-    etp = keys.get("model.expert_tensor_parallel_size")
-    if etp not in (None, 1) and etp != draft.fields["parallel.tensor"]:
-        draft.not_modelled(
-            keys, "model.expert_tensor_parallel_size", "experts are told to be split as other layers are"
-        )
+    draft.take("parallel.expert_tensor", keys, "model.expert_tensor_parallel_size")
     if keys.get("ddp.use_distributed_optimizer") is False:
         draft.put("parallel.data", "ddp", keys, "ddp.use_distributed_optimizer")
     draft.assume("parallel.data", "zero1")
@@ -328,7 +324,7 @@ def take_memory(draft: Draft, keys: Keys) -> None:
     else:
         keys.ignore("model.recompute_method", "model.recompute_num_layers", "model.recompute_modules")
     if keys.get("model.cross_entropy_loss_fusion") is False:
-        draft.not_modelled(keys, "model.cross_entropy_loss_fusion", "the loss is told as one kernel")
+        draft.put("loss", "full", keys, "model.cross_entropy_loss_fusion")
     graphs = keys.get("model.cuda_graph_impl")
     if graphs not in (None, "none") or keys.get("model.enable_cuda_graph"):
         draft.not_modelled(keys, "model.cuda_graph_impl", "what CUDA graphs hold is left out")

@@ -20,6 +20,8 @@ DEFAULTS: Mapping[str, tuple[object, str]] = {
     "lora.rank": (8, f"{_TUNER}.lora_rank"),
     "lora.alpha": (32.0, f"{_TUNER}.lora_alpha"),
     "lora.dropout": (0.05, f"{_TUNER}.lora_dropout"),
+    "parallel.expert_tensor": (1, f"{_MEGATRON}.expert_tensor_parallel_size"),
+    "loss": ("fused", f"{_MEGATRON}.cross_entropy_loss_fusion"),
     "micro_batch": (1, f"{_MEGATRON}.micro_batch_size"),
     "global_batch": (16, f"{_MEGATRON}.global_batch_size"),
     "max_grad_norm": (1.0, f"{_MEGATRON}.clip_grad"),
@@ -91,7 +93,9 @@ def read_megatron(draft: Draft, keys: Keys) -> None:
     for name, why in REPORTED.items():
         if is_on(keys.get(name)) and number(keys.get(name)) != 0:
             draft.not_modelled(keys, name, why)
-    huggingface.assume_all(draft, DEFAULTS, leave=("global_batch", "lora.rank", "lora.alpha", "lora.dropout"))
+    lora = ("lora.rank", "lora.alpha", "lora.dropout")
+    split = () if draft.fields.get("parallel.tensor", 1) != 1 else ("parallel.expert_tensor",)
+    huggingface.assume_all(draft, DEFAULTS, leave=("global_batch", *lora, *split))
 
 
 def take_tuner(draft: Draft, keys: Keys) -> None:
@@ -144,8 +148,9 @@ def take_numbers(draft: Draft, keys: Keys) -> None:
     elif backend:
         draft.put("attention", ATTENTION.get(backend, keys.get("attention_backend")), keys, "attention_backend")
     draft.assume("attention", "flash_attention_2")
-    if keys.get("cross_entropy_loss_fusion") is not None and not is_on(keys.get("cross_entropy_loss_fusion")):
-        draft.not_modelled(keys, "cross_entropy_loss_fusion", "the loss keeps more than the fused one")
+    if keys.get("cross_entropy_loss_fusion") is not None:
+        fused = is_on(keys.get("cross_entropy_loss_fusion"))
+        draft.put("loss", "fused" if fused else "full", keys, "cross_entropy_loss_fusion")
 
 
 def take_rows(draft: Draft, keys: Keys) -> None:

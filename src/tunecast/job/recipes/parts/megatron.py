@@ -23,17 +23,17 @@ WITHOUT_EFFECT = (
     *("moe_token_dispatcher_type", "moe_permute_fusion", "moe_router_*", "moe_aux_loss_coeff", "moe_z_loss_coeff"),
     *("moe_enable_deepep", "moe_shared_expert_overlap", "lr*", "min_lr", "clip_grad_*", "load", "save", "seed_*"),
     *("gradient_accumulation_fusion", "delay_wgrad_compute", "tp_comm_overlap*", "align_grad_reduce"),
-    *("cross_entropy_fusion_impl", "moe_expert_capacity_factor", "moe_grouped_gemm", "async_save", "eval_iters"),
+    *("moe_expert_capacity_factor", "moe_grouped_gemm", "async_save", "eval_iters"),
     *("manual_gc*", "tensorboard_*", "log_*", "use_flash_attn", "attention_softmax_in_fp32"),
 )
 """What overlaps with what is part of the stack's own estimate of time."""
 REPORTED: Mapping[str, str] = {
-    "expert_tensor_parallel_size": "experts are split over other cards than the layers around them",
     "decoder_first_pipeline_num_layers": "the first stage holds another number of layers",
     "decoder_last_pipeline_num_layers": "the last stage holds another number of layers",
     "pipeline_model_parallel_layout": "layers are dealt to stages by hand",
     "account_for_embedding_in_pipeline_split": "the embedding counts as a layer of the pipeline",
     "account_for_loss_in_pipeline_split": "the loss counts as a layer of the pipeline",
+    "cross_entropy_fusion_impl": "the loss is TransformerEngine's kernel, which keeps less",
     "overlap_p2p_comm": "stages send while they compute",
     "use_precision_aware_optimizer": "the optimizer's states and master weights are in other dtypes",
     "optimizer_cpu_offload": "the optimizer's states wait in host memory",
@@ -50,6 +50,7 @@ def take_megatron(draft: Draft, keys: Keys) -> None:
         given = keys.get(name)
         if given is not None and whole(given) != 1:
             draft.put(field, given, keys, name)
+    draft.take("parallel.expert_tensor", keys, "expert_tensor_parallel_size")
     tensor = whole(keys.get("tensor_model_parallel_size")) or 1
     parallel = keys.get("sequence_parallel")
     if tensor > 1:
@@ -70,7 +71,8 @@ def take_megatron(draft: Draft, keys: Keys) -> None:
         keys.ignore("fp8_recipe", "fp8_amax_history_len", "fp8_amax_compute_algo")
     for name, why in REPORTED.items():
         value = keys.get(name)
-        if value is not None and is_on(value) and whole(value) != 1:
+        plain = name != "mtp_num_layers" and whole(value) == 1
+        if value is not None and value != "native" and is_on(value) and not plain:
             draft.not_modelled(keys, name, why)
 
 

@@ -14,9 +14,10 @@ from tunecast.tape.build.dtypes import BFLOAT16, FLOAT32
 from tunecast.tape.build.families import causal_lm
 from tunecast.tape.build.machine import Machine, Setup
 from tunecast.tape.build.optimizers import make_optimizer
-from tunecast.tape.build.stacks import TRACE_INSTEAD, Refusals, leaves_out, not_known
+from tunecast.tape.build.stacks import TRACE_INSTEAD, Refusals, followed, leaves_out, not_known
 from tunecast.tape.build.stacks.transformers import take_steps
 from tunecast.tape.build.unsloth import loading
+from tunecast.tape.build.unsloth.early import is_early
 from tunecast.tape.build.unsloth.model import UnslothRun, apply
 
 FAMILIES = STACKS["unsloth"].families
@@ -68,14 +69,16 @@ def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: 
     loading.empty_caches(machine, 3)
     loading.adapt(job, language_model)
     longest = max(job.lengths or (job.seq_len,))
+    early = is_early(followed(job)["unsloth"])
     run = UnslothRun(
         language_model,
         job.gradient_checkpointing,
         job.lora.dropout_fraction,
         longest,
         config["max_position_embeddings"],
+        early,
     )
-    if compiles() and not run.compile(language_model):
+    if compiles() and not early and not run.compile(language_model):
         machine.guesses[NOT_COMPILED.format(config["model_type"])] = None
     apply(language_model, run)
     language_model.input_embedding().gives_gradient = True

@@ -2,6 +2,8 @@
 
 compiled.py   A decoder layer as one compiled region (unsloth/models/_block_compile.py): its code is compiled for any
               batch size and length into three graphs: inference, forward for training, and backward
+early.py      What Unsloth did otherwise up to 2024.9 (2024.8 and 2024.9: unsloth/models/llama.py,
+              kernels/cross_entropy_loss.py)
 fast_lora.py  linear layers with adapters, one function each
 loading.py    weights and adapters come to the card
 loss.py       head and loss in chunks or tiles

@@ -22,6 +22,7 @@ from tunecast.tape.build.dtypes import Dtype
 from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.tensor import Tensor
 from tunecast.tape.build.unsloth.compiled import CompiledLayers
+from tunecast.tape.build.unsloth.early import WholeLoss, layer_tables
 from tunecast.tape.build.unsloth.fast_lora import Scratch, dense, lora_mlp, lora_qkv, lora_w, mm, t
 from tunecast.tape.build.unsloth.loss import Loss
 from tunecast.tape.build.unsloth.norms import normed_rotary, rms_norm, rotary
@@ -120,13 +121,18 @@ FIRST_POSITIONS, POSITIONS_STEP = 4 * 8192, 8192
 class UnslothRun:
     """What Unsloth keeps in its modules' globals while one model trains."""
 
-    def __init__(self, model: Any, checkpointing: bool, dropout: float, longest: int, positions: int) -> None:
+    def __init__(
+        self, model: Any, checkpointing: bool, dropout: float, longest: int, positions: int, early: bool = False
+    ) -> None:
+        """`early`: a release up to 2024.9."""
         machine = self.machine = model.machine
         self.dropout = dropout
-        self.scratch, self.loss = Scratch(), Loss(machine)
+        self.scratch = Scratch()
+        self.loss: Loss | WholeLoss = WholeLoss(machine) if early else Loss(machine)
         self.offloading = Offloading(machine, machine.weights_dtype) if checkpointing else None
         self.longest, self.positions = longest, positions
-        self.tables: tuple[Tensor, Tensor] | None = None
+        self.layer_tables = layer_tables(model, min(FIRST_POSITIONS, positions)) if early else []
+        self.tables: tuple[Tensor, ...] | None = tuple(self.layer_tables[:2]) or None
         attention = next(iter(model.layers())).self_attn
         self.kernel = kernel_of(machine, attention.q_proj.base_layer.outputs, attention.groups, attention.head_dim)
         """Of attention on this card."""
@@ -188,7 +194,7 @@ def model_forward(self: Any, input_ids: Tensor) -> Tensor:
     return rms_norm(hidden_states, self.norm.weight, True)
 
 
-def rotary_tables(self: Any, run: UnslothRun, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
+def rotary_tables(self: Any, run: UnslothRun, hidden_states: Tensor) -> tuple[Tensor, ...]:
     """`LlamaRotaryEmbedding`: cosines and sines of as many positions as the first forward pass asks for. Up to 32768
     positions they are computed on the host."""
     if run.tables is None:
@@ -203,7 +209,7 @@ def rotary_tables(self: Any, run: UnslothRun, hidden_states: Tensor) -> tuple[Te
     return run.tables
 
 
-def layer_forward(self: Any, hidden_states: Tensor, tables: tuple[Tensor, Tensor]) -> Tensor:
+def layer_forward(self: Any, hidden_states: Tensor, tables: tuple[Tensor, ...]) -> Tensor:
     if self.run.compiled is not None:
         return self.run.compiled(self, hidden_states, tables)
     residual = hidden_states
@@ -221,7 +227,7 @@ def mlp_forward(self: Any, x: Tensor) -> Tensor:
     return lora_mlp(x, self.gate_proj, self.up_proj, self.down_proj, "_fg_kernel", self.run.dropout, self.run.scratch)
 
 
-def attention_forward(self: Any, hidden_states: Tensor, tables: tuple[Tensor, Tensor]) -> Tensor:
+def attention_forward(self: Any, hidden_states: Tensor, tables: tuple[Tensor, ...]) -> Tensor:
     batch, length, _ = hidden_states.shape
     run: UnslothRun = self.run
     q, k, v = projected(self, hidden_states, run)

@@ -46,7 +46,8 @@ REFUSES: Refusals = {
     "method": lambda job: job.method == "qlora" and job.quantization.format != "float8",
     "quantization": lambda job: job.quantization.format not in (None, "float8"),
     "autocast": lambda job: job.autocast not in (None, job.weights_dtype),
-    **leaves_out("compile", "kernels", "loss", "optimizer_in_backward", "recompute", "offload_activations"),
+    **leaves_out("compile", "kernels", "optimizer_in_backward", "recompute", "offload_activations"),
+    "loss": lambda job: job.loss not in (None, "full", "fused"),
     **leaves_out("transformers_version"),
     "stack_version": lambda job: (
         job.stack_version is not None and (runs_nemo(job) or not is_followed(job.stack_version))
@@ -80,11 +81,12 @@ def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: 
     trained = [p for p in gpt.parameters() if p.requires_grad]
     for parameter in trained:
         parameter.after_gradient = let_gradient_go
-    layers = sum(layer.trained_numel() for layer in gpt.layers())  # type: ignore[attr-defined]
+    layers = sum(layer.trained_numel(kind) for layer in gpt.layers() for kind in (False, True))  # type: ignore[attr-defined]
     ranks, gradients, shares = data_ranks(job), gpt.parts.gradients, sharding_of(job).cuts_state
-    gpt.exchange = DataExchange(machine, ranks, machine.weights_dtype, gradients, shares)
+    expert_ranks = expert_data_ranks(job)
+    gpt.exchange = DataExchange(machine, ranks, machine.weights_dtype, gradients, shares, expert_ranks)
     optimizer = MegatronOptimizer(
-        trained, ranks, layers, gradients, shares, job.parallel.expert, is_aware(job), keeps_remainders(job),
+        trained, ranks, layers, gradients, shares, expert_ranks, is_aware(job), keeps_remainders(job),
         DTYPES[job.optimizer_state_dtype or "float32"],
     )  # fmt: skip
     for length in machine.steps(lengths):
@@ -177,6 +179,18 @@ def data_ranks(job: Job) -> int:
     return job.hardware.gpus * job.hardware.nodes // (job.parallel.tensor * job.parallel.pipeline)
 
 
+def expert_data_ranks(job: Job) -> int:
+    """That have the same experts: their mesh is their own (megatron/core/parallel_state.py,
+    `initialize_model_parallel`)."""
+    split = job.parallel.pipeline * job.parallel.expert * expert_tensor(job)
+    return max(1, job.hardware.gpus * job.hardware.nodes // split)
+
+
+def expert_tensor(job: Job) -> int:
+    """megatron/core/model_parallel_config.py, `__post_init__`: as other layers where nothing is said."""
+    return job.parallel.expert_tensor or job.parallel.tensor
+
+
 def parts_of(job: Job) -> MegatronRank:
     parallel = job.parallel
     low = LOW[job.matmul_dtype] if job.matmul_dtype else None
@@ -185,7 +199,7 @@ def parts_of(job: Job) -> MegatronRank:
         parallel.tensor, parallel.context, parallel.expert, overlaps(job), low,
         parallel.sequence_parallel is not False, job.attention, frozen, gradients_dtype(job),
         job.lora.dropout or 0.0, job.task == "sft" and job.data.packing,
-        numbers(followed(job)["megatron-core"]), runs_nemo(job),
+        numbers(followed(job)["megatron-core"]), runs_nemo(job), expert_tensor(job), runs_nemo(job),
     )  # fmt: skip
 
 
@@ -207,9 +221,8 @@ def load(job: Job, config: Mapping[str, Any], machine: Machine) -> GPT:
     ranks = {} if job.method == "full" else adapters_of(job)
     first = is_first(job, machine)
     last = job.parallel.pipeline == 1 or not first
-    fused_loss = runs_nemo(job) and job.loss is None and config.get("model_type") not in UNFUSED_LOSS
     parts = parts_of(job)
-    gpt = GPT(machine, shape, parts, ranks, job.gradient_checkpointing, first, last, fused_loss)
+    gpt = GPT(machine, shape, parts, ranks, job.gradient_checkpointing, first, last, loss_of(job, config))
     gpt.name_all()
     machine.name_head("output_layer")
     for module in gpt.modules():
@@ -219,6 +232,14 @@ def load(job: Job, config: Mapping[str, Any], machine: Machine) -> GPT:
             bring(tensor, module.path, Role.ADAPTERS if adapter else Role.WEIGHTS, low)
             tensor.requires_grad = job.method == "full" or adapter
     return gpt
+
+
+def loss_of(job: Job, config: Mapping[str, Any]) -> str:
+    """Of `LOSSES`: NeMo's recipes take TransformerEngine's kernel, Megatron what it is asked for."""
+    if runs_nemo(job):
+        by_kernel = job.loss != "full" and config.get("model_type") not in UNFUSED_LOSS
+        return "kernel" if by_kernel else "full"
+    return job.loss or "full"
 
 
 def adapters_of(job: Job) -> dict[str, int]:

@@ -1,7 +1,7 @@
 """Megatron Core's attention on paper, one rank's heads (megatron/core/transformer/attention.py), with TE's kernels.
 
-Megatron Core's mixture of experts on paper (megatron/core/transformer/moe): route, permute, exchange, grouped
-products, and back. Tokens are taken to spread evenly over the experts, as a balanced router sends them.
+Megatron Core's mixture of experts on paper (megatron/core/transformer/moe): route, permute, exchange, sort by expert,
+grouped products, and back. Tokens are taken to spread evenly over the experts, as a balanced router sends them.
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ from tunecast.tape.build.stacks.megatron.linears import (
     SplitLinear,
     activate,
     called,
+    gather,
     in_one_kernel,
     quantize,
     rms_norm,
+    scatter,
 )
 from tunecast.tape.build.stacks.megatron.shape import MegatronShape
 from tunecast.tape.build.tensor import Tensor
@@ -200,19 +202,20 @@ def seen_by_head(x: Tensor, rows: int, head: int) -> Tensor:
 
 
 class Experts(Module):
-    """`MoELayer` with grouped products (`TEGroupedMLP`) and the all-to-all dispatcher."""
+    """`MoELayer` with grouped products (`TEGroupedMLP`) and the all-to-all dispatcher
+    (token_dispatcher.py, `MoEAlltoAllTokenDispatcher`)."""
 
-    def __init__(self, machine: Machine, shape: MegatronShape, parts: MegatronRank) -> None:
+    def __init__(self, machine: Machine, shape: MegatronShape, parts: MegatronRank, ranks: Mapping[str, int]) -> None:
         super().__init__(machine)
         self.shape, self.parts = shape, parts
-        self.here = max(1, shape.experts // parts.expert)
+        here, inner = max(1, shape.experts // parts.expert), shape.expert_inner // parts.expert_tensor
         self.pre_mlp_layernorm = self.parameter(shape.width)
         self.router = self.parameter(shape.experts, shape.width)
-        self.linear_fc1 = self.parameter(self.here, 2 * shape.expert_inner // parts.tensor, shape.width)
-        self.linear_fc2 = self.parameter(self.here, shape.width, shape.expert_inner // parts.tensor)
+        self.linear_fc1 = GroupedLinear(machine, here, shape.width, 2 * inner, parts, ranks.get("linear_fc1", 0))
+        self.linear_fc2 = GroupedLinear(machine, here, inner, shape.width, parts, ranks.get("linear_fc2", 0))
         self.shared: Any = None
         if shape.shared_inner:
-            self.shared = SharedExpert(machine, shape.width, shape.shared_inner, parts)
+            self.shared = SharedExpert(machine, shape.width, shape.shared_inner, parts, ranks)
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         shape, parts = self.shape, self.parts
@@ -222,23 +225,63 @@ class Experts(Module):
         scores = F.softmax(F.linear(normed, self.router), FLOAT32)
         permuted = in_one_kernel(normed, (rows, width), "moe_permute", "moe_permute_bwd")
         del scores
+        one_expert = parts._replace(tensor=parts.expert_tensor, sequence=True, overlapped=False)
         dispatched = to_all(permuted, parts)
-        hidden = grouped(dispatched, self.linear_fc1, parts)
-        inner = activate(hidden, True, parts)
-        made = grouped(inner, self.linear_fc2, parts)
-        combined = to_all(made, parts)
+        output = self.routed(dispatched, one_expert)
+        combined = to_all(output, parts)
+        del permuted, dispatched, output  # `custom_forward` names them until here
         combined = in_one_kernel(combined, (tokens, batch, width), "moe_unpermute", "moe_unpermute_bwd")
         if self.shared is not None:
             combined = combined + self.shared(normed)
         return combined
 
+    def routed(self, dispatched: Tensor, one_expert: MegatronRank) -> Tensor:
+        """`routed_experts_compute`."""
+        experts = self.linear_fc1.experts
+        given = by_expert(gather(dispatched, one_expert), experts)
+        made = self.linear_fc2(activate(self.linear_fc1(given), True, self.parts))
+        return scatter(by_expert(made, experts), one_expert)
+
+
+class GroupedLinear(Module):
+    """`TEGroupedLinear`. In ms-swift an adapter is two of them, so that each expert has its own
+    (mcore_bridge/tuners/lora.py, `LoraParallelLinear`); in NeMo a rank's experts share one."""
+
+    def __init__(
+        self, machine: Machine, experts: int, inputs: int, outputs: int, parts: MegatronRank, rank: int
+    ) -> None:
+        super().__init__(machine)
+        self.parts, self.experts = parts, experts
+        self.weight = self.parameter(experts, outputs, inputs)
+        adapters = 1 if parts.shared_adapters else experts
+        self.lora_a: Any = self.parameter(adapters, rank, inputs) if rank else None
+        self.lora_b: Any = self.parameter(adapters, outputs, rank) if rank else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = grouped(x, self.weight, self.parts)
+        if self.lora_a is None:
+            return out
+        plain = self.parts._replace(low=None)
+        low = grouped(F.dropout(x, self.parts.adapter_dropout), self.lora_a, plain)
+        return out + grouped(low, self.lora_b, plain) * SCALING
+
+
+SCALING = 2.0
+"""Of an adapter's result: one product whatever the number."""
+
+
+def by_expert(x: Tensor, experts: int) -> Tensor:
+    """`sort_chunks_by_idxs`: what came from several ranks is put together for each expert, and back."""
+    return in_one_kernel(x, x.shape, "moe_sort_chunks", "moe_sort_chunks_bwd") if experts > 1 else x
+
 
 class SharedExpert(Module):
-    def __init__(self, machine: Machine, width: int, inner: int, parts: MegatronRank) -> None:
+    def __init__(self, machine: Machine, width: int, inner: int, parts: MegatronRank, ranks: Mapping[str, int]) -> None:
         super().__init__(machine)
         self.parts = parts
-        self.linear_fc1 = SplitLinear(machine, width, 2 * inner, parts, split="column")
-        self.linear_fc2 = SplitLinear(machine, inner, width, parts, split="row")
+        first, second = ranks.get("linear_fc1", 0), ranks.get("linear_fc2", 0)
+        self.linear_fc1 = SplitLinear(machine, width, 2 * inner, parts, split="column", rank=first)
+        self.linear_fc2 = SplitLinear(machine, inner, width, parts, split="row", rank=second)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.linear_fc2(activate(self.linear_fc1(x), True, self.parts))

@@ -59,6 +59,10 @@ class MegatronRank(NamedTuple):
     """Of Megatron Core."""
     graphed: bool = True
     """Layers are launched as CUDA graphs, as performance recipes have them; else Python calls every module."""
+    expert_tensor: int = 1
+    """Ranks that each expert is split over, which need not be those of the layers around it."""
+    shared_adapters: bool = False
+    """A rank's experts have one adapter together (Megatron Bridge, peft/lora.py: `share_expert_adapters`)."""
     fused_sums: bool = True
     """Products add gradients of weights to the buffer themselves (`gradient_accumulation_fusion`); else each is a
     tensor first."""

@@ -43,46 +43,53 @@ class DataExchange:
     weights gathered; else each has all of it and gradients are summed where they are."""
 
     def __init__(
-        self, machine: Machine, ranks: int, dtype: Dtype = FLOAT32, gradients: Dtype = FLOAT32, shares: bool = True
-    ) -> None:
-        self.machine, self.ranks, self.dtype = machine, ranks, dtype
+        self, machine: Machine, ranks: int, dtype: Dtype = FLOAT32, gradients: Dtype = FLOAT32, shares: bool = True,
+        expert_ranks: int = 1,
+    ) -> None:  # fmt: skip
+        """`ranks` have the same weights, `expert_ranks` the same experts."""
+        self.machine, self.groups, self.dtype = machine, ((False, ranks), (True, expert_ranks)), dtype
         self.gradients, self.shares = gradients, shares
         self.gathers = self.reduces = False
         """Whether this micro-batch is a step's first, or its last."""
 
     def around(self, layer: Any, x: Tensor) -> Tensor:
         """The layer's input, with what is sent before the layer runs, and after its gradients are there."""
-        numel = layer.trained_numel() if self.ranks > 1 and (self.gathers or self.reduces) else 0
-        if numel and self.gathers and self.shares:
-            self.gather(numel, layer.path)
-        if not (numel and self.reduces):
+        if not (self.gathers or self.reduces):
+            return x
+        sent = [(layer.trained_numel(of_experts), ranks) for of_experts, ranks in self.groups if ranks > 1]
+        sent = [(numel, ranks) for numel, ranks in sent if numel]
+        if self.gathers and self.shares:
+            for numel, ranks in sent:
+                self.gather(numel, ranks, layer.path)
+        if not (sent and self.reduces):
             return x
         path = layer.path
 
         def back(node: Node, gradients: Gradients) -> Sequence[Any]:
-            self.reduce(numel, path)
+            for numel, ranks in sent:
+                self.reduce(numel, ranks, path)
             return gradients
 
         node = start(self.machine, (x,), back)
         return finish(node, x.alias(x.shape, x.strides)) if node is not None else x
 
-    def gather(self, numel: int, path: str) -> None:
+    def gather(self, numel: int, ranks: int, path: str) -> None:
         """Of the next layer; this one's, which was asked for a layer ago, must be there."""
         machine = self.machine
         with machine.within(path):
             machine.wait(GATHER_STREAM)
             with machine.on_stream(GATHER_STREAM):
-                machine.collective_of("all_gather", "data", self.ranks, self.dtype, -(-numel // self.ranks))
+                machine.collective_of("all_gather", "data", ranks, self.dtype, -(-numel // ranks))
 
-    def reduce(self, numel: int, path: str) -> None:
+    def reduce(self, numel: int, ranks: int, path: str) -> None:
         machine = self.machine
         with machine.within(path), machine.on_stream(REDUCE_STREAM):
             machine.wait(0)
             what = "reduce_scatter" if self.shares else "all_reduce"
-            machine.collective_of(what, "data", self.ranks, self.gradients, numel)
+            machine.collective_of(what, "data", ranks, self.gradients, numel)
 
     def settle(self) -> None:
-        if self.ranks > 1:
+        if max(ranks for _, ranks in self.groups) > 1:
             self.machine.wait(REDUCE_STREAM)
 
 
@@ -99,18 +106,16 @@ class MegatronOptimizer:
         self, parameters: Sequence[Tensor], ranks: int, in_layers: int, gradients: Dtype = FLOAT32, shares: bool = True,
         expert_ranks: int = 1, aware: bool = False, remainders: bool = False, moments: Dtype = FLOAT32,
     ) -> None:  # fmt: skip
-        """`in_layers` of the weights are exchanged layer by layer (`DataExchange`). Ranks are those with the same
-        weights; of experts, which `expert_ranks` of them split, fewer. `aware` of precisions: see above; `remainders`
-        of masters alone are kept."""
+        """`in_layers` of the weights are exchanged layer by layer (`DataExchange`). `ranks` have the same weights,
+        `expert_ranks` the same experts. `aware` of precisions: see above; `remainders` of masters alone are kept."""
         self.parameters, self.ranks, self.shares, self.dtype = parameters, ranks, shares, gradients
         self.in_layers, self.aware, self.moments = in_layers, aware, moments
         self.machine = machine = parameters[0].machine
         every = machine.repeated(parameters)
-        split = padded([tensor.numel() for tensor in every if tensor.dim() == 3], max(1, ranks // expert_ranks), shares)
-        whole = padded([tensor.numel() for tensor in every if tensor.dim() != 3], ranks, shares)
+        split = padded([tensor.numel() for tensor in every if is_experts(tensor)], expert_ranks, shares)
+        whole = padded([tensor.numel() for tensor in every if not is_experts(tensor)], ranks, shares)
         self.numel = whole + split
-        sharing = ranks if shares else 1
-        self.share = whole // sharing + split // max(1, sharing // expert_ranks)
+        self.share = whole // ranks + split // expert_ranks if shares else self.numel
         machine.module = MODULE
         moved = self.move_weights() if shares else None
         self.gradients = machine.run("zeros", (), (self.numel,), gradients).as_role(Role.GRADIENTS)
@@ -189,6 +194,11 @@ class MegatronOptimizer:
     def made(self, name: str, module: str, numel: int, dtype: Dtype, role: Role) -> Tensor:
         with self.machine.within(module):
             return self.machine.run(name, (), (numel,), dtype).as_role(role)
+
+
+def is_experts(weight: Tensor) -> bool:
+    """Experts' weights are stacked."""
+    return weight.dim() == 3
 
 
 def padded(sizes: Sequence[int], ranks: int, shares: bool) -> int:
