@@ -33,6 +33,8 @@ WHOLE = {
     ),
     "kimi-linear-48b-a3b": "27 layers attend fully every fourth, and then after three: no rhythm holds to the end",
     "gemma-3-270m": "18 layers are one of each kind (6), a period (6) and a last one, in step with the period: 18",
+    "torchtitan-gpt-oss-debug": "4 layers take turns: one of each kind (2), a period (2) and a last one are 5",
+    "torchtitan-llama4-debug": "6 layers: the first without positions is the fourth, a period (4) and a last one: 9",
 }
 """Bundled models no smaller model stands for, and why."""
 LEAST_KNOWN = 220
