@@ -22,7 +22,6 @@ from tunecast.tape.shorten import (
     Standing,
     as_they_are,
     rhythm_of,
-    stand_in,
     tightened,
     with_layers,
     with_these_layers,
