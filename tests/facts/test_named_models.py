@@ -16,7 +16,7 @@ from tunecast.job.model import resolve_model
 from tunecast.job.registry import bundled_models, bundled_name, hub_ids
 
 HERE = Path(__file__).parent
-LEAST_OF_ALL = 0.89
+LEAST_OF_ALL = 0.91
 LEAST_OF_STATED = 0.93
 """Of those whose shape a public source states, other things than language models counted too."""
 LEAST_OF_LANGUAGE_MODELS = 0.96

@@ -25,6 +25,8 @@ from pathlib import Path
 import pytest
 
 from tunecast.job.recipes import FRAMEWORKS
+from tunecast.job.recipes.frameworks.automodel_inline import CLASS_DEFAULTS
+from tunecast.job.registry import bundled_config
 
 FOLDERS = tuple(Path(folder) for folder in os.environ.get("TUNECAST_FRAMEWORKS", "").split(":") if folder)
 
@@ -177,3 +179,15 @@ def setup(path, rank=8, *, quiet=True):
 def test_what_is_gone_is_named() -> None:
     with pytest.raises(AssertionError, match="no rate any more"):
         default_in(ast.parse("class Args: ..."), "Args.rate")
+
+
+def test_a_class_that_stands_for_a_model_has_its_sizes() -> None:
+    """automodel_inline.py, `CLASS_DEFAULTS`, those that transformers has: whatever number both say is the same."""
+    transformers = pytest.importorskip("transformers")
+    if not hasattr(transformers, "Glm4MoeLiteConfig"):
+        pytest.skip(f"transformers {transformers.__version__} has no Glm4MoeLiteConfig")
+    made = transformers.Glm4MoeLiteConfig().to_dict()
+    bundled = bundled_config(CLASS_DEFAULTS["Glm4MoeLiteConfig"])
+    sizes = {key: value for key, value in bundled.items() if type(value) is int and key in made}
+    assert len(sizes) >= 15
+    assert {key: made[key] for key in sizes} == sizes

@@ -11,12 +11,12 @@ from tunecast.job import job_from_dict
 from tunecast.job.registry import bundled_config, bundled_names
 from tunecast.tape.build import job_runs
 from tunecast.tape.build.job_runs import build, fold_job
-from tunecast.tape.build.layer_rhythm import job_rhythm, stands_for_all
+from tunecast.tape.build.layer_rhythm import job_rhythm, layer_kinds, shorter
 from tunecast.tape.build.stacks import program_of
 from tunecast.tape.card import Card
 from tunecast.tape.program import program
 from tunecast.tape.schedule import scheduled
-from tunecast.tape.shorten import Rhythm, rhythm_of, steps_to_trace, with_layers
+from tunecast.tape.shorten import Rhythm, rhythm_of, stand_in, steps_to_trace, with_layers
 
 pytestmark = pytest.mark.whole
 
@@ -31,8 +31,8 @@ WHOLE = {
         ("gemma-3n-e2b", "gemma-3n-e4b", "gemma-4-e2b", "gemma-4-e4b"),
         "every layer has its own part of one tensor of embeddings, and later ones take earlier ones' keys",
     ),
-    "kimi-linear-48b-a3b": "27 layers attend fully every fourth, and then after three: no rhythm holds to the end",
-    "gemma-3-270m": "18 layers are one of each kind (6), a period (6) and a last one, in step with the period: 18",
+    "torchtitan-gpt-oss-debug": "4 layers take turns: one of each kind (2), a period (2) and a last one are 5",
+    "torchtitan-llama4-debug": "6 layers: the first without positions is the fourth, a period (4) and a last one: 9",
 }
 """Bundled models no smaller model stands for, and why."""
 LEAST_KNOWN = 220
@@ -59,6 +59,13 @@ def test_a_dense_beginning():
 def test_a_change_in_the_middle_is_part_of_the_head():
     rhythm = rhythm_of("aaaaabbbbb")
     assert rhythm.period == 1 and rhythm.head == 6
+
+
+def test_last_layers_that_break_the_pattern_stand_for_themselves():
+    # Kimi Linear's: the head (dlls), a period (llls), and of the last l l s those that fill up the step: 4 + 4 + 3
+    rhythm = rhythm_of("dlls" + "llls" * 5 + "lls")
+    assert rhythm == Rhythm(head=4, period=4, total=27, tail=2) and (rhythm.small, rhythm.copies) == (11, 4)
+    assert [stand_in(rhythm, layer) for layer in (3, 4, 11, 22, 23, 24, 25, 26)] == [3, 4, 7, 6, 7, 8, 9, 10]
 
 
 def test_no_rhythm_means_all_layers():
@@ -89,7 +96,12 @@ def test_every_bundled_model_is_folded(name: str) -> None:
         assert rhythm(name).copies < 1, "it can be folded now: take it off the list"
     else:
         assert rhythm(name).copies >= 1
-        assert stands_for_all(program_of(job_from_dict(JOB)).model, bundled_config(name), rhythm(name))
+        model, config = program_of(job_from_dict(JOB)).model, bundled_config(name)
+        few = shorter(model, config, rhythm(name), rhythm(name).small)
+        assert few is not None
+        short = layer_kinds(model, few)
+        for layer, kind in enumerate(layer_kinds(model, config)):
+            assert kind == short[stand_in(rhythm(name), layer)]
 
 
 def fewest_folded(config: dict[str, Any], name: str) -> dict[str, Any]:
@@ -106,6 +118,33 @@ class Counted:
     def __call__(self, job: Any, config: dict[str, Any], *args: Any, **how: Any) -> Any:
         self.most = max(self.most, config.get("text_config", config)["num_hidden_layers"])
         return build(job, config, *args, **how)
+
+
+KIMI = {"hidden_size": 64, "intermediate_size": 96, "moe_intermediate_size": 32, "num_experts": 8, "vocab_size": 256}
+
+
+def short_kimi() -> dict[str, Any]:
+    """Kimi Linear, narrow, with as many layers as leave out one period: 4, 4, 4 and the last three."""
+    whole = bundled_config("kimi-linear-48b-a3b")
+    return {**with_layers(whole, 15), **KIMI, "layer_types": whole["layer_types"][-15:]}
+
+
+@pytest.mark.parametrize("method", [{"method": "full", "autocast": None}, LORA], ids=["full", "lora"])
+@pytest.mark.parametrize(
+    ("config", "small"), [(short_kimi(), 11), (bundled_config("gemma-3-270m"), 14)], ids=["kimi", "gemma-3-270m"]
+)
+def test_folded_is_built_where_the_last_layers_break_the_pattern(
+    config: dict[str, Any], small: int, method: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = job_from_dict(JOB | method)
+    found = job_rhythm(job, config)
+    assert found.small == small < found.total
+    monkeypatch.setattr(job_runs, "build", few_layers := Counted())
+    folded = fold_job(job, config, Card())
+    assert few_layers.most <= small, "built whole after all"
+    lengths, order = steps_to_trace(job)
+    whole = program(scheduled(build(job, config, lengths, Card()), order))
+    assert list(folded.program.written_out()) == list(whole.written_out())
 
 
 @pytest.mark.parametrize("method", [{"method": "full", "autocast": None}, LORA], ids=["full", "lora"])

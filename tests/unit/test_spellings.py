@@ -40,6 +40,8 @@ def test_what_leaves_a_shape_as_it_is(given: str, key: str, stored: tuple[str, .
         ("Qwen/Qwen3-30B-A3B-Instruct-2507-FP8", "qwen3-30b-a3b"),
         ("google/gemma-2-27b-pt", "gemma-2-27b"),
         ("QWEN3-8B", "qwen3-8b"),
+        ("deepseek-v32", "deepseek-v3.2"),  # as transformers writes it
+        ("models/Llama-2-7b", "llama-2-7b"),  # a folder, which is nobody's name
         ("qwen3-8b-awq", "qwen3-8b"),
     ],
 )
@@ -56,6 +58,8 @@ def test_by_a_rule(given: str, name: str) -> None:
         "unsloth/mistral-7b",  # of which version it does not say
         "codellama/CodeLlama-7b-Python-hf",  # its vocabulary differs
         "../models/Qwen3-8B",
+        "models/Llama-27b",
+        "models/Llama-2-7b-mine",
         "/",
         "instruct",
     ],
@@ -103,3 +107,11 @@ def test_a_folder_of_another_name_is_missed() -> None:
     with pytest.raises(NotResolved, match="no such file or folder"):
         resolve_model("/data/my-finetune", offline=True)
     assert repository_of("///") == ""
+
+
+def test_a_folder_of_models_is_told_not_to_be_here() -> None:
+    """Whether or not the Hub could be asked: it is no repository."""
+    for offline in (True, False):
+        model = resolve_model("models/Llama-2-7b", offline=offline)
+        told = "is not on this machine; the bundled llama-2-7b stands in for it: its folder is named for that model"
+        assert model.notes == (f"models/Llama-2-7b {told}",)

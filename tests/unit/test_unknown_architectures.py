@@ -55,6 +55,7 @@ def test_other_names_for_the_same_sizes() -> None:
         ("newcomer", {"num_local_experts": 8, "num_experts_per_tok": 2}, "qwen3_moe"),
         ("newcomer", {"num_experts": 8, "num_experts_per_tok": 2, "is_moe": False}, "llama"),  # Doge's
         ("newcomer", {"n_routed_experts": 8, "num_experts_per_tok": 2, "kv_lora_rank": 32}, "deepseek_v3"),
+        ("newcomer", {"num_experts": 8, "num_experts_per_tok": 2, "num_shared_experts": 1}, "glm4_moe"),
         ("newcomer", {"hidden_act": "xielu"}, "arcee"),
         ("newcomer", {"hidden_act": "gelu", "layer_norm_eps": 1e-5}, "starcoder2"),
         ("newcomer", {"hidden_act": "gelu", "rms_norm_eps": 1e-5}, "llama"),
@@ -113,6 +114,47 @@ def test_why_it_was_not_traced_is_told(tmp_path: Path, monkeypatch: pytest.Monke
     assert f"not traced, so the architecture is guessed: {told}" in found.warnings
     several = predict(str(tmp_path), {"hardware.gpus": 8, "parallel.data": "ddp"})
     assert any(each.endswith("the traced engine follows a job on one card.") for each in several.warnings)
+
+
+EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+EXPERT, ROUTER, DENSE = 3 * 64 * 32, 8 * 64, 3 * 64 * 96
+
+
+@pytest.mark.parametrize(
+    ("more", "feed_forward"),
+    [
+        ({}, 2 * (8 * EXPERT + ROUTER)),
+        ({"moe_layer_freq": [0, 1]}, DENSE + 8 * EXPERT + ROUTER),  # MiMo's list
+        ({"moe_layer_freq": [1, 0]}, DENSE + 8 * EXPERT + ROUTER),
+        ({"mlp_layer_types": ["dense", "sparse"]}, DENSE + 8 * EXPERT + ROUTER),  # Laguna's
+        ({"first_k_dense_replace": 1}, DENSE + 8 * EXPERT + ROUTER),
+        ({"num_dense_layers": 1, "num_shared_experts": 2}, DENSE + 10 * EXPERT + ROUTER),  # AFMoE's
+        ({"shared_expert_intermediate_size": 32}, 2 * (9 * EXPERT + ROUTER)),
+        ({"moe_layer_freq": [1, 0], "n_shared_experts": 1}, DENSE + 8 * EXPERT + ROUTER),  # none has both
+    ],
+)
+def test_dense_layers_and_shared_experts_are_counted(more: dict[str, Any], feed_forward: int) -> None:
+    attention, norms = 4 * 64 * 64 + 2 * 16, 2 * 64
+    weights = 2 * 128 * 64 + 2 * (attention + norms) + 64 + feed_forward
+    found = weights_bytes(built({**CONFIG, "rms_norm_eps": 1e-6, **EXPERTS, **more}))
+    assert found == 2 * weights - 2 * 2 * 2 * 16  # norms of queries and keys are too small to be told from others
+
+
+def test_parts_that_describe_layers_are_read() -> None:
+    """DBRX's sizes stand in two parts of its config.json."""
+    nested = {
+        "model_type": "newcomer", "d_model": 64, "n_layers": 2, "n_heads": 4, "vocab_size": 128,
+        "attn_config": {"kv_n_heads": 2}, "ffn_config": {"ffn_hidden_size": 96, "moe_num_experts": 8, "moe_top_k": 2},
+    }  # fmt: skip
+    guess = nearest(nested)
+    assert guess is not None and guess.family == "qwen3_moe"
+    plain = {**CONFIG, "num_key_value_heads": 2, "num_experts": 8, "num_experts_per_tok": 2}
+    assert weights_bytes(built(nested)) == weights_bytes(built(plain))
+
+
+def test_an_indexer_is_refused() -> None:
+    assert nearest({**CONFIG, **EXPERTS, "attn_config": "x"}) is not None  # whatever else stands there
+    assert nearest({**CONFIG, **EXPERTS, "sparse_attention_config": {"sparse_topk_blocks": 16}}) is None
 
 
 @pytest.mark.parametrize("more", [{"hidden_size_per_layer_input": 8}, {"intermediate_size": [96, 128]}])

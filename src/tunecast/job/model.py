@@ -18,7 +18,7 @@ from tunecast.job.readers.bounds import bounded_text
 from tunecast.job.readers.json import parsed
 from tunecast.job.registry import bundled_config, bundled_names, bundled_spelling
 from tunecast.job.registry import bundled_models as bundled_models
-from tunecast.job.spellings import BY_NAME, Spelling, repository_of
+from tunecast.job.spellings import BY_NAME, FOLDERS, Spelling, repository_of
 from tunecast.records import dataclass
 from tunecast.tables import text_beside
 from tunecast.units import MIB
@@ -116,6 +116,9 @@ def resolve_model(name: str, *, offline: bool | None = None) -> ModelConfig:
         found = bundled_spelling(repository_of(name)) if "/" in name else None
         if found is None:
             raise _unknown(name)
+        return _standing_in(name, found, f"{name} is not on this machine; ")
+    found = bundled_spelling(name) if name.partition("/")[0].lower() in FOLDERS else None
+    if found is not None:
         return _standing_in(name, found, f"{name} is not on this machine; ")
     return _from_hub(name, hub.settings(offline=offline))
 

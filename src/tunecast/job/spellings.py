@@ -65,7 +65,12 @@ MIRRORS = frozenset({
 })  # fmt: skip
 """Organisations that publish others' models under the same names. Anyone else's `llama-3.1-8b` may be anything."""
 
+FOLDERS = frozenset({"models", "model", "checkpoints", "checkpoint", "ckpts", "pretrained", "weights"})
+"""Words before a `/` that name a folder of models rather than an organisation."""
+
 _ENDINGS = {re.compile(rf"-(?:{pattern})$"): told for pattern, told in FORMATS.items()}
+_VERSION = re.compile(r"(?<![a-z])v([0-9])-([0-9])(?=-|$)")
+"""`v3.2`, which transformers and others' folders write `v32`."""
 
 
 class Plain(NamedTuple):
@@ -121,7 +126,9 @@ class SpellingRules:
         self._organisations: defaultdict[str, set[str]] = defaultdict(set)
         for hub_id, name in listed:
             organisation, _, repository = hub_id.lower().rpartition("/")
-            names[plain(repository).key].add(name)
+            key = plain(repository).key
+            names[key].add(name)
+            names[_VERSION.sub(r"v\1\2", key)].add(name)
             self._organisations[name].add(organisation)
         self._names = {key: min(found) for key, found in names.items() if len(found) == 1}
 
@@ -136,6 +143,8 @@ class SpellingRules:
             return Spelling(name, "its name is that model's, but for what leaves a shape as it is", stored)
         if organisation in MIRRORS:
             return Spelling(name, f"{organisation} publishes others' models under their names", stored, False)
+        if organisation in FOLDERS:
+            return Spelling(name, "its folder is named for that model", stored)
         if stored:
             return Spelling(name, "its name is that model's with a format's behind it", stored, False)
         return None

@@ -8,7 +8,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from tunecast.errors import TunecastError
+from tunecast.errors import TunecastError, UsageError
 from tunecast.hardware.catalog import gpu as gpu_named
 from tunecast.job.job import Job
 from tunecast.job.model import BUNDLED, ModelConfig, resolve_model
@@ -62,7 +62,9 @@ def predict(
             return traced(job, **how)
         except TunecastError as error:
             if engine is not None:
-                raise
+                from tunecast.prediction import remedies  # hardly any job needs it
+
+                raise remedies.of_tracer(error, job) if isinstance(error, UsageError) else error from None
             warning = f"not traced, so the architecture is guessed: {_in_short(error.message)}"
     return analytic(job, timed=timed, once=once, calibration=calibration, warning=warning)
 

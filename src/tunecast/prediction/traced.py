@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from tunecast.errors import Unsupported, UsageError
+from tunecast.errors import Unsupported
 from tunecast.hardware.catalog import gpu as gpu_named
 from tunecast.job.job import Job
 from tunecast.job.model import resolve_model
@@ -42,12 +42,7 @@ def traced(
     model = resolve_model(job.model)
     unsaid = dtype_assumption(job, model)
     job = fill_in_of(job, model)
-    try:
-        require_traceable(job)
-    except UsageError as error:
-        from tunecast.prediction import remedies  # hardly any job needs it
-
-        raise remedies.of_tracer(error, job) from None
+    require_traceable(job)
     gpu = gpu_named(job.hardware.gpu)
     interpreter = tracing_python(python)
     short = job if exact else with_few_micro_batches(job)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import lcm
 from typing import Any
 
@@ -96,7 +96,8 @@ def tightened(rhythm: Rhythm, kinds: Sequence[Any]) -> Standing:
 
 
 def rhythm_of(kinds: Sequence[Any]) -> Rhythm:
-    """The rhythm with the smallest small model, from what each layer is.
+    """The rhythm with the smallest small model, from what each layer is; where no such model is smaller, one whose last
+    layers break the pattern and stand for themselves (Kimi Linear's attend fully every fourth, and then after two).
 
     The head goes as far as the first layer of the last kind to come: what layers of a kind share (their rotary table,
     their mask) is made for its first layer, and in the backward pass freed by it.
@@ -106,11 +107,21 @@ def rhythm_of(kinds: Sequence[Any]) -> Rhythm:
     total = len(kinds)
     firsts = {kind: layer for layer, kind in reversed(list(enumerate(kinds)))}
     head = max(2, *(layer + 1 for layer in firsts.values())) if kinds else 2
-    found = []
-    for period in range(1, max(2, total)):
-        broken = [layer for layer in range(total - period) if kinds[layer] != kinds[layer + period]]
-        found.append(Rhythm(max([head, *(layer + 1 for layer in broken[-1:])]), period, total))
-    return min(found, key=lambda rhythm: (rhythm.small, rhythm.head + rhythm.period))
+
+    def smallest(tails: Iterable[int]) -> Rhythm:
+        found = [_rhythm(kinds, head, period, tail) for tail in tails for period in range(1, max(2, total))]
+        return min(found, key=lambda rhythm: (rhythm.small, rhythm.head + rhythm.period))
+
+    rhythm = smallest((1,))
+    return rhythm if rhythm.copies >= 1 or total < 4 else smallest(range(1, total // 2))
+
+
+def _rhythm(kinds: Sequence[int], head: int, period: int, tail: int) -> Rhythm:
+    """With this period as far as to the last `tail` layers. A last layer alone is part of the pattern: it stands for
+    itself because it is the last."""
+    until = len(kinds) - (tail if tail > 1 else 0)
+    broken = [layer for layer in range(until - period) if kinds[layer] != kinds[layer + period]]
+    return Rhythm(max([head, *(layer + 1 for layer in broken[-1:])]), period, len(kinds), tail)
 
 
 def steps_of(job: Job) -> list[int]:

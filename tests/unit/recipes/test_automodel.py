@@ -383,3 +383,43 @@ def test_commands(command: str, config: str, values: dict[str, Any]) -> None:
 def test_other_commands_are_not_its() -> None:
     assert automodel.invocation(["axolotl", "train", "a.yaml"]) is None
     assert automodel.invocation([]) is None
+
+
+def described(config: str) -> str:
+    named = "  pretrained_model_name_or_path: meta-llama/Llama-3.2-1B\n"
+    return FULL.replace("from_pretrained\n" + named, f"from_config\n  config:\n{config}")
+
+
+def test_a_class_whose_defaults_are_a_model_names_it(tmp_path: Path) -> None:
+    glm = "    _target_: transformers.models.glm4_moe_lite.configuration_glm4_moe_lite.Glm4MoeLiteConfig\n"
+    same = "    hidden_size: 2048\n    n_routed_experts: 64\n    partial_rotary_factor: 1.0\n"
+    found = recipe(tmp_path, described(glm + same))
+    assert found.job["model"] == "glm-4.7-flash"
+    assert found.places["model"].key == "model.config._target_"
+    assert unread(found) == set()
+
+
+def test_what_makes_it_another_shape_is_told(tmp_path: Path) -> None:
+    deepseek = "    _target_: nemo_automodel.components.models.deepseek_v4.config.DeepseekV4Config\n"
+    found = recipe(tmp_path, described(f"{deepseek}    num_hidden_layers: 4\n    compress_ratios: [0, 0, 4, 128]\n"))
+    assert found.job["model"] == "deepseek-v4-flash"
+    assert unread(found) == {"model.config.num_hidden_layers"}
+    assert "another shape than deepseek-v4-flash" in str(found.not_understood[0])
+
+
+def test_gpt2_is_known_by_its_sizes(tmp_path: Path) -> None:
+    made = "  _target_: nemo_automodel.components.models.gpt2.build_gpt2_model\n"
+    named = FULL[FULL.index("  _target_: nemo_automodel.NeMoAuto") : FULL.index("  torch_dtype")]
+    sizes = "  n_embd: 1024\n  n_layer: 24\n  n_head: 16\n"
+    found = recipe(tmp_path, FULL.replace(named, f"{made}{sizes}  n_positions: 1024\n"))
+    assert (found.job["model"], unread(found)) == ("gpt2-medium", set())
+    longer = recipe(tmp_path, FULL.replace(named, made))
+    assert (longer.job["model"], unread(longer)) == ("gpt2", {"model._target_"})
+    assert "2048 rows" in str(longer.not_understood[0])
+    other = recipe(tmp_path, FULL.replace(named, f"{made}  n_layer: 3\n"))
+    assert "model" not in other.job
+
+
+def test_a_configuration_of_no_known_model_names_none(tmp_path: Path) -> None:
+    own = "    _target_: transformers.models.qwen3_moe.configuration_qwen3_moe.Qwen3MoeConfig\n"
+    assert "model" not in recipe(tmp_path, described(f"{own}    num_hidden_layers: 2\n")).job

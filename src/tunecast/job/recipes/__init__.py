@@ -220,7 +220,7 @@ def at_its_place(error: TunecastError, recipe: Recipe, file: str) -> TunecastErr
     """The same error with the line that says the field it names."""
     if error.field == "model" and "model" not in recipe.job:
         told = f"{file}: a file of {recipe.framework} that names no model. To fix: --model NAME, such as"
-        return type(error)(f"{told} --model llama-3.1-8b", field="model")
+        return type(error)(f"{told} --model llama-3.1-8b, or the path of a config.json", field="model")
     place = recipe.places.get(error.field or "")
     if file in error.message:
         return error

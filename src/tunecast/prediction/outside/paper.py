@@ -21,7 +21,7 @@ from tunecast.tape.build.modules import Buffer, Linear, Module
 from tunecast.tape.build.stacks import module_of, transformers
 from tunecast.tape.build.tensor import Tensor
 from tunecast.tape.card import Card
-from tunecast.tape.shorten import stand_in, with_layers
+from tunecast.tape.shorten import stand_in
 
 
 def tensors_of_job(job: Job, model: ModelConfig) -> tuple[Parameter, ...]:
@@ -64,8 +64,7 @@ def tensors_on_paper(job: Job, config: Mapping[str, Any]) -> tuple[Parameter, ..
     job = fill_in(job, config)
     packing = packing_for(job.quantization.format, config)
     config = without_packing(config)
-    rhythm = repeating(transformers.model, config)
-    few = config if rhythm is None else with_layers(config, rhythm.small)
+    rhythm, few = repeating(transformers.model, config)
     plain = replace(job, method=_method(job), quantization=Quantization(), kernels=())
     model = transformers.load(plain, few, Machine(Card(), Setup(DTYPES[job.weights_dtype], job.attention)))
     head = model.output_embedding()

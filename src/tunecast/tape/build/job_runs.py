@@ -22,7 +22,7 @@ from tunecast.records import replace, replace_unchecked
 from tunecast.tape.build.dtypes import DTYPES
 from tunecast.tape.build.eras import era_of
 from tunecast.tape.build.fill_in import fill_in
-from tunecast.tape.build.layer_rhythm import compiles_whole, few_layers, job_rhythm, require_compilable
+from tunecast.tape.build.layer_rhythm import compiles_whole, few_layers, job_rhythm, require_compilable, shorter
 from tunecast.tape.build.machine import Detail, Machine, Setup
 from tunecast.tape.build.request import BuildRequest, Contents, StructureKey, structure_key
 from tunecast.tape.build.sharding.layers import candidates, ends_of, held
@@ -35,7 +35,7 @@ from tunecast.tape.op import Tape
 from tunecast.tape.pattern import Pattern, Values
 from tunecast.tape.program import Program
 from tunecast.tape.schedule import NotRepeatable, scheduled
-from tunecast.tape.shorten import Standing, steps_of, steps_to_trace, with_layers
+from tunecast.tape.shorten import Standing, steps_of, steps_to_trace
 from tunecast.tape.structure import SYMBOLS, JobRefusal, PaperRun, Structure
 from tunecast.tape.symbols import Guards, NumberNeeded
 
@@ -239,9 +239,11 @@ def _with_all_layers(job: Job, config: Mapping[str, Any], card: Card, lengths: l
     head, period, total, _ = rhythm = job_rhythm(job, config)
     small, large = rhythm.small, rhythm.small + period
     if large < total and not compiles_whole(job):
-        with contextlib.suppress(NotRepeating):
-            few, more = (build(job, with_layers(config, count), lengths, card) for count in (small, large))
-            return extended(few, more, small, large, total, head=head)
+        short, longer = (shorter(program_of(job).model, config, rhythm, count) for count in (small, large))
+        if short is not None and longer is not None:
+            with contextlib.suppress(NotRepeating):
+                few, more = (build(job, each, lengths, card) for each in (short, longer))
+                return extended(few, more, small, large, total, head=head)
     return build(job, config, lengths, card)
 
 

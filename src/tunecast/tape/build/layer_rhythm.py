@@ -22,7 +22,6 @@ from tunecast.tape.shorten import (
     Standing,
     as_they_are,
     rhythm_of,
-    stand_in,
     tightened,
     with_layers,
     with_these_layers,
@@ -37,31 +36,39 @@ ModelOf = Callable[[Machine, Mapping[str, Any]], Any]
 def job_rhythm(job: Job, config: Mapping[str, Any]) -> Rhythm:
     """In what rhythm the layers repeat, by what they are made of."""
     stack = program_of(job)
-    rhythm = rhythm_of(_kinds(stack.model, _key(config)))
-    return rhythm._replace(tail=getattr(stack, "LAST_LAYERS", 1))
+    rhythm = rhythm_of(layer_kinds(stack.model, config))
+    return rhythm._replace(tail=max(rhythm.tail, getattr(stack, "LAST_LAYERS", 1)))
 
 
 def few_layers(job: Job, config: Mapping[str, Any], rhythm: Rhythm) -> Iterator[tuple[Standing, dict[str, Any]]]:
     """Models of fewer layers, the smallest first; none where no shorter model has the layers of the whole one."""
     model = program_of(job).model
-    if rhythm.copies < 1 or not stands_for_all(model, config, rhythm):
+    small = shorter(model, config, rhythm, rhythm.small) if rhythm.copies >= 1 else None
+    if small is None:
         return
-    small = with_layers(config, rhythm.small)
-    kinds = _kinds(model, _key(small))
+    kinds = layer_kinds(model, small)
     tight = tightened(rhythm, kinds)
     attentions = _attentions(model, _key(small)) if tight.built < rhythm.small else ()
     if attentions:
         first = [tight.short.index(layer) for layer in range(tight.built)]
         few = with_these_layers(config, attentions, first)
-        if _kinds(model, _key(few)) == tuple([kinds[layer] for layer in first]):
+        if layer_kinds(model, few) == tuple([kinds[layer] for layer in first]):
             yield tight, few
     yield as_they_are(rhythm), small
 
 
-def stands_for_all(model: ModelOf, config: Mapping[str, Any], rhythm: Rhythm) -> bool:
-    """Whether the short model's layers are those of the whole model that they stand for."""
-    short, whole = (_kinds(model, _key(with_layers(config, count))) for count in (rhythm.small, rhythm.total))
-    return all(kind == short[stand_in(rhythm, layer)] for layer, kind in enumerate(whole))
+def shorter(model: ModelOf, config: Mapping[str, Any], rhythm: Rhythm, layers: int) -> dict[str, Any] | None:
+    """The model with so many of its layers: the first ones, as many periods as there is room for, and those that stand
+    for themselves at the end. None where no config.json says so."""
+    whole, last = layer_kinds(model, config), rhythm.small - rhythm.head - rhythm.period
+    chosen = [*range(layers - last), *range(rhythm.total - last, rhythm.total)]
+    wanted = tuple([whole[layer] for layer in chosen])
+    first = with_layers(config, layers)
+    if layer_kinds(model, first) == wanted:
+        return first
+    attentions = _attentions(model, _key(config))
+    few = with_these_layers(config, attentions, chosen) if attentions else None
+    return few if few is not None and layer_kinds(model, few) == wanted else None
 
 
 def compiles_whole(job: Job) -> bool:
@@ -85,10 +92,17 @@ def require_compilable(job: Job, config: Mapping[str, Any]) -> None:
         )
 
 
-def repeating(model: ModelOf, config: Mapping[str, Any]) -> Rhythm | None:
-    """In what rhythm a model's layers repeat; None where no shorter model has them all."""
-    rhythm = rhythm_of(_kinds(model, _key(config)))
-    return rhythm if rhythm.copies >= 1 and stands_for_all(model, config, rhythm) else None
+def repeating(model: ModelOf, config: Mapping[str, Any]) -> tuple[Rhythm | None, Mapping[str, Any]]:
+    """In what rhythm a model's layers repeat, and the shorter model that has them all; None and the model itself where
+    none does."""
+    rhythm = rhythm_of(layer_kinds(model, config))
+    few = shorter(model, config, rhythm, rhythm.small) if rhythm.copies >= 1 else None
+    return (None, config) if few is None else (rhythm, few)
+
+
+def layer_kinds(model: ModelOf, config: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What each layer is made of, as far as memory can tell layers apart."""
+    return _kinds(model, _key(config))
 
 
 def _key(config: Mapping[str, Any]) -> str:
@@ -104,7 +118,6 @@ def _attentions(model_of: ModelOf, config: str) -> tuple[str, ...]:
 
 @lru_cache(maxsize=256)
 def _kinds(model_of: ModelOf, config: str) -> tuple[Any, ...]:
-    """What each layer is made of, as far as memory can tell layers apart."""
     model = model_of(Machine(Card()), json.loads(config))
     return () if model is None else tuple(_kind(layer) for layer in model.layers())
 

@@ -2,6 +2,8 @@
 
 automodel.py            NVIDIA's NeMo Automodel: one YAML a training, whose `recipe` and `_target_` are names of
                         classes
+automodel_inline.py     Models that Automodel's files name by no repository: a configuration class whose defaults
+                        are a model's, or GPT-2 by its sizes
 automodel_parallel.py   How NeMo Automodel's YAML spreads a model over cards, and whose kernels run there:
                         `distributed`, `model.backend`, `loss_fn`
 axolotl.py              Axolotl's YAML

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from tunecast.job.recipes.cards import is_count
 from tunecast.job.recipes.document import Document, leaves
 from tunecast.job.recipes.draft import Draft, Keys
+from tunecast.job.recipes.frameworks.automodel_inline import GPT2_POSITIONS, inline_model, is_as_bundled
 from tunecast.job.recipes.frameworks.automodel_parallel import (
     class_name,
     dtype,
@@ -216,18 +217,36 @@ def take_model(draft: Draft, keys: Keys) -> None:
         draft.take("model", keys, names[0], "model.config")
     else:
         draft.take("model", keys, *names, "model.config.name_or_path")
-    for name in config if isinstance(config, Mapping) else ():
-        moved = name not in SHAPE_UNCHANGED and not keys.moves_nothing(f"model.config.{name}")
-        if moved and not isinstance(config[name], (bool, type(None))):
-            draft.not_modelled(keys, f"model.config.{name}", "the model has another shape than its config.json")
-        else:
-            keys.ignore(f"model.config.{name}")
+    inline = None if "model" in draft.fields else inline_model(keys.document)
+    base, section = inline or (None, "model.config")
+    if base is not None:
+        draft.put("model", base, keys, f"{section}._target_")
+        if section == "model" and not keys.has("model.n_positions") and not keys.has("model.n_ctx"):
+            told = f"its table of positions has {GPT2_POSITIONS} rows, that of {base} half as many"
+            draft.not_modelled(keys, "model._target_", told)
+    take_shape(draft, keys, base, section)
     take_weights_dtype(draft, keys)
     for name in ("model.num_nextn_predict_layers", "model.config.num_nextn_predict_layers"):
         if is_count(keys.get(name)):
             draft.not_modelled(keys, name, "layers that predict further tokens are left out")
     if any(value is True for _, value in leaves(keys.get("freeze_config"))):
         draft.not_modelled(keys, "freeze_config", "all parts are taken to be trained")
+
+
+def take_shape(draft: Draft, keys: Keys, base: str | None, section: str) -> None:
+    """What a file says of sizes; `base`: the model it was taken for by them."""
+    given = keys.document.get(section)
+    for name, value in given.items() if isinstance(given, Mapping) and (base or section == "model.config") else ():
+        key = f"{section}.{name}"
+        moved = (
+            name not in SHAPE_UNCHANGED and not keys.moves_nothing(key) and not isinstance(value, (bool, type(None)))
+        )
+        if base is not None and (not moved or is_as_bundled(base, name, value)):
+            keys.ignore(key)
+        elif moved:
+            draft.not_modelled(keys, key, f"the model has another shape than {base or 'its config.json'}")
+        else:
+            keys.ignore(key)
 
 
 def take_weights_dtype(draft: Draft, keys: Keys) -> None:
