@@ -19,6 +19,7 @@ from typing import Any
 
 from tunecast.errors import Unsupported, UsageError
 from tunecast.job.job import Job
+from tunecast.job.releases import minor
 from tunecast.job.stacks import stack_of
 from tunecast.tape.build import functional as F
 from tunecast.tape.build.adapted_by_pattern import held_modules, matching_layers
@@ -288,6 +289,15 @@ MAMBA = ("falcon_h1", "nemotron_h")
 """peft/tuners/tuners_utils.py, `_check_lora_target_modules_mamba`: those written down."""
 
 
+def raise_if_of_mamba(job: Job, model_type: str) -> None:
+    """Of Nemotron-H since PEFT 0.20."""
+    if model_type == "nemotron_h" and job.peft_version is not None and minor(job.peft_version) < (0, 20):
+        return
+    older = ", or peft_version before 0.20, which did not look" if model_type == "nemotron_h" else ""
+    refusal = f"PEFT refuses out_proj of {model_type} (\"Module 'out_proj' is incompatible with Mamba-based models\")."
+    raise UsageError.at("lora.targets", f"{refusal} To fix: attention, or a list without it{older}.")
+
+
 def targets(job: Job, model: Any) -> Iterator[tuple[Module, str, Linear]]:
     """The layers that get an adapter, in the order of the tree, with who holds them and under which name."""
     if stack_of(job).matches_paths:
@@ -295,9 +305,7 @@ def targets(job: Job, model: Any) -> Iterator[tuple[Module, str, Linear]]:
     wanted = wanted_names(job, model)
     moved = moved_names(model.model_type)
     if model.model_type in MAMBA and (wanted is None or "out_proj" in wanted):
-        raise UsageError.at(
-            "lora.targets", "PEFT adapts no out_proj of models with Mamba. To fix: attention, or a list without it."
-        )
+        raise_if_of_mamba(job, model.model_type)
     if wanted is not None:
         wanted = set(wanted) - set(moved)
     return _within(model, wanted, moved, model.output_embedding())
