@@ -72,6 +72,14 @@ PARTS: tuple[str, ...] = (
     "peft",
 )
 """Files of parts/ that are recognised where they stand alone: a training without a model."""
+LAUNCHERS = ("accelerate", "deepspeed")
+"""Those of them that train nothing without a program that is launched."""
+NAMED_BY = {
+    "megatron-bridge": ": `run_recipe.py --recipe NAME` does",
+    "transformers": ": the command line of its script does (--model_name_or_path NAME)",
+    **dict.fromkeys(LAUNCHERS, ", and no training by itself: the program that is launched with it is one"),
+}
+"""What names the model in their place, by framework."""
 SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch")
 ENDINGS = (".yaml", ".yml", ".json", ".toml", ".py", ".ipynb", *SCRIPTS)
 
@@ -219,8 +227,11 @@ def require_modelled(recipe: Recipe, content: Mapping[str, Any], file: str) -> N
 def at_its_place(error: TunecastError, recipe: Recipe, file: str) -> TunecastError:
     """The same error with the line that says the field it names."""
     if error.field == "model" and "model" not in recipe.job:
-        told = f"{file}: a file of {recipe.framework} that names no model. To fix: --model NAME, such as"
-        return type(error)(f"{told} --model llama-3.1-8b", field="model")
+        alone = recipe.framework in LAUNCHERS
+        why = NAMED_BY.get(recipe.framework, "")
+        told = f"{file}: a file of {recipe.framework} that names no model{why}. To fix: --model NAME, such as"
+        remedy = f"{told} --model llama-3.1-8b{', or the shell script that starts the training' if why else ''}"
+        return type(error)(remedy, field="task" if alone else "model")
     place = recipe.places.get(error.field or "")
     if file in error.message:
         return error

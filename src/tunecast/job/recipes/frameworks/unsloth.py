@@ -198,6 +198,8 @@ def take_adapters(draft: Draft, script: ScriptSource, training: ScriptTraining) 
         huggingface.assume_all(draft, LORA)
         return
     keys = script.keys(draft, put, OF_PEFT)
+    if huggingface.is_on(keys.get("finetune_audio_layers")):
+        draft.refuse("audio", "an encoder of sound is trained too, and is not modelled")
     take_lora(draft, keys, LORA)
     names = draft.fields.get("lora.targets")
     if isinstance(names, list) and all(isinstance(name, str) for name in names):
