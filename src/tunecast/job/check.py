@@ -96,6 +96,16 @@ def task_is_modelled(task: str) -> str | None:
     return f"{got}. To fix: trace your own script, `tunecast trace -- train.py`"
 
 
+@rule("trained", "method", "stack")
+def some_parts_of_a_whole_model(trained: tuple[str, ...] | None, method: str, stack: str) -> str | None:
+    if trained is None or (method == "full" and STACKS[stack].uses_accelerate):
+        return None
+    if method != "full":
+        return f"got {shown(trained)} with method {method}, which trains adapters; allowed: with full; nearest: null"
+    known = ", ".join(name for name, each in STACKS.items() if each.uses_accelerate)
+    return f"got {shown(trained)}, known of {known}; allowed with {stack}: null"
+
+
 @rule("quantization.format", "method")
 def quantised_means_qlora(packed: str | None, method: str) -> str | None:
     """NeMo calls float8 weights with adapters lora: its adapters know no qlora."""
