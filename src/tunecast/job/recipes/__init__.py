@@ -11,6 +11,7 @@ data_sets.py         The training data that a file names, where it is at hand: i
                      assumed
 document.py          A file as a trainer wrote it: what it holds, and on which line
 draft.py             A recipe in the making: a reader takes keys one by one, and what it leaves is reported
+frozen_layers.py     Which layers of a model are trained while the rest is frozen, by their names
 huggingface.py       Keys of transformers' TrainingArguments, TRL's SFTConfig and ModelConfig, wherever they stand
 huggingface_keys.py  Which keys transformers' TrainingArguments, TRL's SFTConfig and ModelConfig have: their defaults,
                      those that move nothing, and which say a field

@@ -18,6 +18,7 @@ from tunecast.job.recipes.cards import is_count
 from tunecast.job.recipes.document import Document
 from tunecast.job.recipes.draft import Draft, Keys
 from tunecast.job.recipes.frameworks import llama_factory_v1
+from tunecast.job.recipes.frameworks.llama_factory_frozen import take_blocks, take_frozen
 from tunecast.job.recipes.huggingface import is_on
 from tunecast.job.recipes.parts.accelerate import read_accelerate
 from tunecast.job.recipes.parts.megatron import SPLITS, take_megatron
@@ -86,8 +87,6 @@ SEEN_OR_HEARD = (
     *("use_audio_in_video", "image_do_pan_and_scan", "freeze_vision_tower", "freeze_multi_modal_projector"),
 )
 REFUSED: Mapping[str, str] = {
-    "use_badam": "BAdam, which trains a block of layers at a time",
-    "use_llama_pro": "LLaMA Pro, which trains the layers that were put in between",
     "mixture_of_depths": "mixture of depths",
     "use_kt": "KTransformers, which keeps experts on the CPU",
     "use_hyper_parallel": "HyperParallel's own distribution",
@@ -193,7 +192,7 @@ def take_task(draft: Draft, keys: Keys) -> None:
         if is_on(keys.get(name)):
             draft.refuse(name, why)
     keys.ignore("kt_config", "kt_cpu_activation", "kt_weight_path", "kt_non_expert_weight_path", "ref_model")
-    keys.ignore("badam_mode", "badam_switch_mode", "badam_switch_interval", "badam_verbose", "reward_model")
+    keys.ignore("badam_switch_mode", "badam_switch_interval", "badam_start_block", "badam_verbose", "reward_model")
 
 
 def take_method(draft: Draft, keys: Keys) -> None:
@@ -203,10 +202,11 @@ def take_method(draft: Draft, keys: Keys) -> None:
         draft.refuse("oft", "orthogonal adapters are not modelled")
         keys.ignore("oft_rank", "oft_block_size", "oft_target", "module_dropout")
     elif method == "freeze":
-        draft.refuse("freeze", "training of some layers only is not modelled")
-        keys.ignore("freeze_trainable_layers", "freeze_trainable_modules", "freeze_extra_modules")
+        take_frozen(draft, keys)
+        keys.ignore(*LORA_KEYS)
     elif method == "full":
         draft.put("method", "full", keys, "finetuning_type")
+        take_blocks(draft, keys)
         keys.ignore(*LORA_KEYS)
     elif method == "lora":
         bits = keys.get("quantization_bit")
