@@ -41,9 +41,7 @@ def unread(found: Recipe) -> set[str]:
 def test_without_the_function_there_is_no_model(tmp_path: Path) -> None:
     found = recipe(tmp_path)
     assert (found.framework, "model" in found.job, unread(found)) == ("megatron-bridge", False, set())
-    with pytest.raises(
-        TunecastError, match=r"that names no model: `run_recipe\.py --recipe NAME` does"
-    ):
+    with pytest.raises(TunecastError, match=r"that names no model: `run_recipe\.py --recipe NAME` does"):
         read_job(str(tmp_path / "over.yaml"))
     job = read_job(str(tmp_path / "over.yaml"), {"model": "llama-3.1-8b", "hardware.gpus": 8})
     assert (job.stack, job.seq_len, job.grad_accum, job.parallel.tensor) == ("nemo", 4096, 4, 2)
