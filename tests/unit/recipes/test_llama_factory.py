@@ -66,6 +66,16 @@ class TestUsual:
 USUAL = "model_name_or_path: llama-3.1-8b\nstage: sft\ndataset: x\ncutoff_len: 512\nbf16: true\n"
 
 
+class TestRotations:
+    def test_oft_is_an_estimate_of_as_many_weights(self, tmp_path: Path) -> None:
+        recipe = read(tmp_path, f"{USUAL}finetuning_type: oft\noft_block_size: 64\noft_target: all\n")
+        assert (recipe.job["method"], recipe.job["lora"]["rank"]) == ("lora", 16)
+        assert recipe.job["lora"]["targets"] == "all-linear" and set(unread(recipe)) == {"finetuning_type"}
+
+    def test_by_their_number_they_are_refused(self, tmp_path: Path) -> None:
+        assert str(read(tmp_path, f"{USUAL}finetuning_type: oft\noft_rank: 8\n").refused).startswith("oft")
+
+
 class TestSomeLayers:
     @pytest.mark.parametrize(
         ("more", "trained"),

@@ -43,6 +43,7 @@ _DATA = "llamafactory/hparams/data_args.py: DataArguments"
 DEFAULTS: Mapping[str, tuple[object, str]] = {
     "task": ("sft", f"{_FINETUNING}: FinetuningArguments.stage"),
     "method": ("lora", f"{_FINETUNING}: FinetuningArguments.finetuning_type"),
+    "oft_block_size": (32, f"{_FINETUNING}: OFTArguments.oft_block_size"),
     "lora.rank": (8, f"{_FINETUNING}: LoraArguments.lora_rank"),
     "lora.dropout": (0.0, f"{_FINETUNING}: LoraArguments.lora_dropout"),
     "lora.targets": ("all", f"{_FINETUNING}: LoraArguments.lora_target"),
@@ -199,8 +200,8 @@ def take_method(draft: Draft, keys: Keys) -> None:
     kind = keys.get("finetuning_type")
     method = word(kind) or "lora"
     if method == "oft":
-        draft.refuse("oft", "orthogonal adapters are not modelled")
-        keys.ignore("oft_rank", "oft_block_size", "oft_target", "module_dropout")
+        take_rotations(draft, keys)
+        keys.ignore(*LORA_KEYS)
     elif method == "freeze":
         take_frozen(draft, keys)
         keys.ignore(*LORA_KEYS)
@@ -218,6 +219,24 @@ def take_method(draft: Draft, keys: Keys) -> None:
     else:
         draft.put("method", kind, keys, "finetuning_type")
     take_quantization(draft, keys)
+
+
+def take_rotations(draft: Draft, keys: Keys) -> None:
+    """OFT, which turns the inputs of a layer in blocks: of b inputs b (b - 1) / 2 weights, as many as LoRA of rank b / 4
+    has for a square layer (peft/tuners/oft/layer.py, `OFTRotationModule`)."""
+    size = whole(keys.get("oft_block_size", default=DEFAULTS["oft_block_size"][0]))
+    if keys.get("oft_rank") not in (None, 0) or size is None or size < 4:
+        draft.refuse("oft", "rotations by their number in each layer are not modelled")
+        return
+    packed = keys.get("quantization_bit") is not None
+    draft.put("method", "qlora" if packed else "lora", keys, "quantization_bit", "finetuning_type")
+    draft.put("lora.rank", size // 4, keys, "oft_block_size", "finetuning_type")
+    draft.assume("lora.alpha", size // 2)
+    draft.take("lora.targets", keys, "oft_target", read=targets)
+    draft.assume("lora.targets", "all-linear")
+    draft.take("lora.dropout", keys, "module_dropout")
+    draft.assume("lora.dropout", 0.0)
+    draft.not_modelled(keys, "finetuning_type", "OFT is taken as LoRA of as many weights: its rotations take more time")
 
 
 LORA_KEYS = (
