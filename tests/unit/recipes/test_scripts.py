@@ -125,6 +125,15 @@ def test_a_script_that_only_answers_is_told_as_such(tmp_path: Path) -> None:
     assert caught.value.field == "task"
 
 
+def test_unsloth_checkpoints_without_offloading_as_trl_does(tmp_path: Path) -> None:
+    text = UNSLOTH.format(data="my/own", split="train", packing=False)
+    kept = text.replace('use_gradient_checkpointing="unsloth"', "use_gradient_checkpointing=True")
+    others = {each.key for each in understood(tmp_path, "a.py", kept).not_understood}
+    assert others == {"use_gradient_checkpointing"}
+    moe = kept.replace("llama-3.1-8b", "qwen3-30b-a3b")  # of which TRL's stack is taken
+    assert {each.key for each in understood(tmp_path, "b.py", moe).not_understood} == {"model_name"}
+
+
 def test_unsloth_with_an_encoder_of_sound_is_refused(tmp_path: Path) -> None:
     text = UNSLOTH.format(data="my/own", split="train", packing=False)
     heard = text.replace("r=16,", "r=16, finetune_audio_layers=True,")

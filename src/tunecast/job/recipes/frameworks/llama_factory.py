@@ -222,8 +222,8 @@ def take_method(draft: Draft, keys: Keys) -> None:
 
 
 def take_rotations(draft: Draft, keys: Keys) -> None:
-    """OFT, which turns the inputs of a layer in blocks: of b inputs b (b - 1) / 2 weights, as many as LoRA of rank b / 4
-    has for a square layer (peft/tuners/oft/layer.py, `OFTRotationModule`)."""
+    """OFT, which turns the inputs of a layer in blocks: for b inputs b (b - 1) / 2 weights, as many as LoRA of rank
+    b / 4 has for a square layer (peft/tuners/oft/layer.py, `OFTRotationModule`)."""
     size = whole(keys.get("oft_block_size", default=DEFAULTS["oft_block_size"][0]))
     if keys.get("oft_rank") not in (None, 0) or size is None or size < 4:
         draft.refuse("oft", "rotations by their number in each layer are not modelled")
