@@ -31,7 +31,10 @@ from tunecast.job.registry import bundled_config
 FOLDERS = tuple(Path(folder) for folder in os.environ.get("TUNECAST_FRAMEWORKS", "").split(":") if folder)
 
 
-FURTHER = {"llama_factory_v1": "llama_factory", "ms_swift_megatron": "ms_swift"}
+FURTHER = {
+    **dict.fromkeys(("llama_factory_v1", "llama_factory_frozen"), "llama_factory"),
+    **dict.fromkeys(("ms_swift_megatron", "ms_swift_tuners"), "ms_swift"),
+}
 """Files that read for another, with a table of their own."""
 
 AS_A_FIELD: Mapping[str, tuple[object, object]] = {

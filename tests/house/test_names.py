@@ -38,8 +38,8 @@ TRACE = {
     "--reserve",
 }  # fmt: skip
 JOB = {
-    "--model", "--id", "--task", "--method", "--stack", "--rank", "--alpha", "--dropout", "--targets", "--dora",
-    "--no-dora", "--rslora", "--no-rslora", "--adapter-dtype", "--quantization", "--double-quant",
+    "--model", "--id", "--task", "--method", "--trained", "--stack", "--rank", "--alpha", "--dropout", "--targets",
+    "--dora", "--no-dora", "--rslora", "--no-rslora", "--adapter-dtype", "--quantization", "--double-quant",
     "--no-double-quant", "--quantize-experts", "--no-quantize-experts", "--prepare-kbit", "--no-prepare-kbit",
     "--use-orig-params", "--no-use-orig-params", "--weights-dtype", "--autocast", "--matmul-dtype",
     "--optimizer", "--max-grad-norm", "--seq-len", "--micro-batch", "--grad-accum", "--gradient-checkpointing",

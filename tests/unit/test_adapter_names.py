@@ -6,7 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from tunecast.tape.build.adapters import last_part
+from tunecast.errors import UsageError
+from tunecast.job.job import Job
+from tunecast.tape.build.adapters import last_part, raise_if_of_mamba
 
 MODEL = SimpleNamespace(
     modules=lambda: [
@@ -30,3 +32,23 @@ MODEL = SimpleNamespace(
 )
 def test_a_path_is_its_last_part_where_that_says_as_much(given: str, expected: str) -> None:
     assert last_part(given, MODEL) == expected
+
+
+@pytest.mark.parametrize(
+    ("model_type", "release", "refused"),
+    [
+        ("nemotron_h", None, True),
+        ("nemotron_h", "0.20.0", True),
+        ("nemotron_h", "0.19.1", False),  # peft/tuners/tuners_utils.py names it since 0.20
+        ("falcon_h1", "0.19.1", True),
+    ],
+)
+def test_out_proj_of_mamba_is_refused_as_of_the_release_that_does(
+    model_type: str, release: str | None, refused: bool
+) -> None:
+    job = Job(model="tiny", method="lora", peft_version=release)
+    if refused:
+        with pytest.raises(UsageError, match="PEFT refuses out_proj"):
+            raise_if_of_mamba(job, model_type)
+    else:
+        raise_if_of_mamba(job, model_type)

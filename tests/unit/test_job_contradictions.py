@@ -76,7 +76,7 @@ def test_how_to_quantise_needs_something_to_quantise():
             },
             "lora.dora",
         ),
-        ({"method": "qlora", "weights_dtype": "float32", "quantization": {"format": "gptq"}}, "weights_dtype"),
+        ({"method": "qlora", "weights_dtype": "float32", "quantization": {"format": "awq"}}, "weights_dtype"),
         ({"method": "qlora", "matmul_dtype": "float8"}, "matmul_dtype"),
         ({"attention": "flash_attention_2", "weights_dtype": "float32", "autocast": None}, "attention"),
         ({"weights_dtype": "float16", "autocast": "float16"}, "weights_dtype"),

@@ -183,3 +183,11 @@ def test_fsdp_qlora_without_sharding_keeps_all() -> None:
     assert not gathers(events)
     blocks = held(events, Phase.FORWARD, 1)
     assert bytes_of(blocks, Role.WEIGHTS) > 2 * (LAYERS * LAYER + ROOT)
+
+
+def test_words_of_gptqmodel_are_buffers_which_every_rank_holds_whole() -> None:
+    """The MLP's three weights of each layer, half a byte a value; nothing else of this model is as large."""
+    packed = {"method": "qlora", "quantization": {"format": "gptq"}, "weights_dtype": "float32"}
+    events = events_of(**packed, autocast="bfloat16", lora={"rank": 8, "targets": ["q_proj"]})
+    whole = [block for block in held(events, Phase.FORWARD, 1) if block.nbytes == WIDTH * INNER // 2]
+    assert len(whole) == 3 * CONFIG["num_hidden_layers"]

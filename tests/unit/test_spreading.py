@@ -85,7 +85,11 @@ def test_known(job: dict[str, Any]) -> None:
         ({"parallel": {"data": "fsdp", "offload": "optimizer"}}, "parallel.offload", "nearest: parameters"),
         ({"parallel": {"data": "zero2", "offload": "parameters"}}, "parallel.offload", "zero3"),
         ({"parallel": {"data": "fsdp"}, "optimizer": "adamw_8bit"}, "optimizer", "adamw_torch"),
-        ({"parallel": {"data": "zero3"}, "method": "qlora"}, "quantization.format", "allowed: null"),
+        (
+            {"parallel": {"data": "zero3"}, "method": "qlora", "quantization": {"format": "int8"}},
+            "quantization.format",
+            "allowed: nf4, fp4, null",
+        ),
         ({"parallel": {"data": "fsdp"}, "compile": True}, "compile", "allowed: false"),
         ({"parallel": {"reduce_dtype": "float32"}}, "parallel.reduce_dtype", "allowed: null"),
         ({"parallel": {"expert": 4}}, "parallel", "known of automodel, megatron, nemo, torchtitan; transformers' own"),

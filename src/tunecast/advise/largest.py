@@ -228,7 +228,8 @@ def of_model(job: Job, parameters: int, *, all_used: bool) -> SizedItem[Job]:
     if job.method == "qlora":
         return SizedItem(job, parameters, int(parameters * QUANTISED_BYTES.get(job.quantization.format, 0.5)))
     weights = int(parameters * WEIGHT_BYTES.get(job.weights_dtype, 2))
-    moments = _moments(job) if job.method == "full" and all_used else 0
+    trains_all = job.method == "full" and job.trained is None
+    moments = _moments(job) if trains_all and all_used else 0
     return SizedItem(job, parameters, weights * (2 + moments if moments else 1))
 
 

@@ -96,6 +96,16 @@ def task_is_modelled(task: str) -> str | None:
     return f"{got}. To fix: trace your own script, `tunecast trace -- train.py`"
 
 
+@rule("trained", "method", "stack")
+def some_parts_of_a_whole_model(trained: tuple[str, ...] | None, method: str, stack: str) -> str | None:
+    if trained is None or (method == "full" and STACKS[stack].uses_accelerate):
+        return None
+    if method != "full":
+        return f"got {shown(trained)} with method {method}, which trains adapters; allowed: with full; nearest: null"
+    known = ", ".join(name for name, each in STACKS.items() if each.uses_accelerate)
+    return f"got {shown(trained)}, known of {known}; allowed with {stack}: null"
+
+
 @rule("quantization.format", "method")
 def quantised_means_qlora(packed: str | None, method: str) -> str | None:
     """NeMo calls float8 weights with adapters lora: its adapters know no qlora."""
@@ -131,9 +141,10 @@ def packed_weights_take_plain_adapters(dora: bool, packed: str | None) -> str | 
 
 
 @rule("weights_dtype", "quantization.format")
-def gptq_computes_in_16_bits(dtype: str, packed: str | None) -> str | None:
-    """gptqmodel/nn_modules/qlinear/torch.py, `SUPPORTS_DTYPES`."""
-    if dtype != "float32" or packed not in ("gptq", "awq"):
+def awq_computes_in_16_bits(dtype: str, packed: str | None) -> str | None:
+    """gptqmodel/nn_modules/qlinear/torch.py, `SUPPORTS_DTYPES`. Of GPTQ's layers nobody compares the dtype with that:
+    optimum 2.3.0, gptq/quantizer.py, `select_quant_linear` names none, and they compute in their input's."""
+    if dtype != "float32" or packed != "awq":
         return None
     got = f"got float32 with weights in {packed}, whose layers compute in 16 bits"
     return f"{got}; allowed: float16 or bfloat16; nearest: float16"

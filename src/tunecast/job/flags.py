@@ -25,7 +25,7 @@ _SECTIONS: Mapping[str, str] = {
     "parallel": "Several cards (`parallel`)",
 }  # fmt: skip
 _GROUPS: Mapping[str, str] = {
-    **dict.fromkeys(("model", "id", "task", "method", "stack"), _MODEL),
+    **dict.fromkeys(("model", "id", "task", "method", "trained", "stack"), _MODEL),
     **dict.fromkeys((*FIELDS, "stack_version"), _MODEL),
     **dict.fromkeys(("weights_dtype", "autocast", "matmul_dtype", "attention", "kernels"), _PRECISION),
     **dict.fromkeys(("loss", "compile"), _PRECISION),

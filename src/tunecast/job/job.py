@@ -70,6 +70,12 @@ class Job(Section):
         choices=METHODS,
         aka="finetuning_type adapter peft_method",
     )
+    trained: tuple[str, ...] | None = field(
+        None,
+        OURS,
+        "with method full: modules whose parameters are trained, by what stands between dots of their names, such as "
+        "layers.31, layers.31.mlp or lm_head; all others are frozen; null: every parameter is trained",
+    )
     stack: str = field(DEFAULT_STACK, OURS, "whose kernels, casts and loss", choices=tuple(STACKS))
     transformers_version: str | None = release_field("transformers", "4.48")
     torch_version: str | None = release_field("torch", "2.13")

@@ -97,7 +97,6 @@ _ZERO3 = replace(
     zero_stage=3,
     offloads=("optimizer", "parameters"),
     uses_drives=True,
-    formats=(),
     loads_onto_card=True,
     host_memory="the model is loaded under DeepSpeed's zero.Init, so that no rank holds it whole",
     launcher="--use_deepspeed --zero_stage 3",

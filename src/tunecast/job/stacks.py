@@ -111,6 +111,9 @@ class Stack:
     deepspeed_file: str = ""
 
     # what its program does
+    widens_trained: bool = False
+    """Parameters that are trained become float32 under autocast, whatever the frozen ones are, and layers without any
+    are not checkpointed."""
     compiles_always: bool = False
     """Parts of it, whatever the job says."""
     shards_layers_alone: bool = False
@@ -172,8 +175,9 @@ _LLAMA_FACTORY = replace(
     shards_layers_alone=False,
     offloads_activations=False,
     name="llama-factory",  # reentrant: llamafactory/hparams/model_args.py, `use_reentrant_gc`
-    # loads in bfloat16, and casts what is trained to float32 unless pure_bf16
-    weights_dtype=lambda job: "float32" if job.method == "full" else "bfloat16",
+    # loads in bfloat16, and casts what is trained to float32 unless pure_bf16 (llamafactory/model/adapter.py)
+    weights_dtype=lambda job: "float32" if job.method == "full" and job.trained is None else "bfloat16",
+    widens_trained=True,
     deepspeed={  # ds_z2_config.json, ds_z3_config.json
         2: {"overlap_comm": False, "round_robin_gradients": True},
         3: {"auto": True, "overlap_comm": False},

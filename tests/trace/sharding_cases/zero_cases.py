@@ -14,6 +14,8 @@ TIGHT = SMALL | {
     "stage3_param_persistence_threshold": 3200,
 }  # fmt: skip
 """Of stage 3: a few weights are fetched ahead, and let go before they are needed again."""
+TIGHT_PACKED = TIGHT | {"stage3_max_live_parameters": 300_000, "stage3_max_reuse_distance": 100_000}
+"""Two 4-bit values a byte, two bytes an element: as tight for packed weights."""
 FLOAT16 = {"autocast": "float16", "weights_dtype": "float32"}
 FLOAT32 = {"autocast": None, "weights_dtype": "float32"}
 QWEN3_MOE = {
@@ -69,6 +71,8 @@ CASES: dict[str, Case] = {
     "zero3-lora-whole-graph": zero(3, {"method": "lora"}, file=TIGHT),
     "zero3-lora-everywhere": zero(3, LORA, {"lora": {"targets": "all-linear"}, "grad_accum": 2}),
     "zero3-qlora": zero(3, QLORA),
+    "zero3-qlora-tight": zero(3, QLORA, file=TIGHT_PACKED),
+    "zero3-qlora-reentrant": zero(3, QLORA, {"checkpoint_reentrant": True, "grad_accum": 2}, file=TIGHT_PACKED),
     "zero3-offloaded": zero(3, {"grad_accum": 2}, offload="optimizer"),
     "zero3-offloaded-parameters": zero(3, {"grad_accum": 2}, offload="parameters", file=TIGHT),
     "zero3-offloaded-lora": zero(3, LORA, offload="parameters"),

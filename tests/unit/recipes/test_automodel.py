@@ -336,6 +336,23 @@ def test_other_recipes_are_refused_by_their_task(tmp_path: Path, name: str, task
         read_job(str(tmp_path / "train.yaml"))
 
 
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("model: {pretrained_model_name_or_path: a/b}\ninference: {num_inference_steps: 28}\n", "generate.py"),
+        ("mining: {hard_negatives_to_mine: 5}\n", "mine_hard_negatives.py"),
+        ("recipe_args: {target_model_name_or_path: a/b, cache_output_dir: out}\n", "precompute_dspark_dist.py"),
+        ("datasets:\n- {name: x, input_data: a/b, prompt_column: question}\n", "speculative decoding"),
+    ],
+)
+def test_files_that_train_nothing(tmp_path: Path, text: str, told: str) -> None:
+    file = tmp_path / "use.yaml"
+    file.write_text(text)
+    with pytest.raises(TunecastError, match=f"no training: .*{told}") as raised:
+        find_recipe(file)
+    assert raised.value.field == "task"
+
+
 def test_a_model_that_sees_is_refused_whatever_the_recipe(tmp_path: Path) -> None:
     found = recipe(tmp_path, FULL.replace("NeMoAutoModelForCausalLM", "NeMoAutoModelForImageTextToText"))
     assert (found.refused or "").startswith("vision")

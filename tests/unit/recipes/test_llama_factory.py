@@ -63,6 +63,53 @@ class TestUsual:
             read_job(str(file))
 
 
+USUAL = "model_name_or_path: llama-3.1-8b\nstage: sft\ndataset: x\ncutoff_len: 512\nbf16: true\n"
+
+
+class TestRotations:
+    def test_oft_is_an_estimate_of_as_many_weights(self, tmp_path: Path) -> None:
+        recipe = read(tmp_path, f"{USUAL}finetuning_type: oft\noft_block_size: 64\noft_target: all\n")
+        assert (recipe.job["method"], recipe.job["lora"]["rank"]) == ("lora", 16)
+        assert recipe.job["lora"]["targets"] == "all-linear" and set(unread(recipe)) == {"finetuning_type"}
+
+    def test_by_their_number_they_are_refused(self, tmp_path: Path) -> None:
+        assert str(read(tmp_path, f"{USUAL}finetuning_type: oft\noft_rank: 8\n").refused).startswith("oft")
+
+
+class TestSomeLayers:
+    @pytest.mark.parametrize(
+        ("more", "trained"),
+        [
+            ("", ["layers.30", "layers.31"]),  # freeze_trainable_layers: 2
+            ("freeze_trainable_layers: -1\n", ["layers.0"]),
+            ("freeze_trainable_layers: 1\nfreeze_trainable_modules: mlp, self_attn\n",
+             ["layers.31.mlp", "layers.31.self_attn"]),
+            ("freeze_trainable_layers: 1\nfreeze_extra_modules: lm_head\n", ["layers.31", "lm_head"]),
+            ("freeze_trainable_layers: 4\nuse_llama_pro: true\n", [f"layers.{n}" for n in (7, 15, 23, 31)]),
+        ],
+    )  # fmt: skip
+    def test_frozen_but_for_some(self, tmp_path: Path, more: str, trained: list[str]) -> None:
+        recipe = read(tmp_path, f"{USUAL}finetuning_type: freeze\n{more}")
+        assert (recipe.job["method"], recipe.job["trained"], recipe.refused) == ("full", trained, None)
+        assert not unread(recipe)
+        assert read_job(str(tmp_path / "train.yaml")).trained == tuple(trained)
+
+    def test_badam_is_an_estimate_of_its_first_block(self, tmp_path: Path) -> None:
+        recipe = read(tmp_path, f"{USUAL}finetuning_type: full\nuse_badam: true\nbadam_mode: layer\n")
+        assert recipe.job["trained"] == ["layers.0"] and set(unread(recipe)) == {"use_badam"}
+        ratio = read(tmp_path, f"{USUAL}finetuning_type: full\nuse_badam: true\nbadam_mode: ratio\n")
+        assert str(ratio.refused).startswith("use_badam")
+
+    def test_of_a_model_that_is_not_known_nothing_is_said(self, tmp_path: Path) -> None:
+        text = USUAL.replace("llama-3.1-8b", "nobody/has-it")
+        assert "trained" not in read(tmp_path, f"{text}finetuning_type: freeze\n").job
+
+    def test_v1(self, tmp_path: Path) -> None:
+        recipe = v1(tmp_path, "peft_config:\n  name: freeze\n  freeze_trainable_layers: 1\n")
+        assert (recipe.job["method"], recipe.job["trained"]) == ("full", ["layers.27"])
+        assert "float32" in unread(recipe)["peft_config.name"]
+
+
 class TestV1:
     def test_whole_models_are_trained_in_float32(self, tmp_path: Path) -> None:
         job = v1(tmp_path, FSDP).job
@@ -149,7 +196,6 @@ class TestV1:
     @pytest.mark.parametrize(
         ("more", "told"),
         [
-            ("peft_config:\n  name: freeze\n  freeze_trainable_layers: 2\n", "freeze: "),
             ("train_dataset: data/some_multimodal.yaml\n", "images, videos or sound: "),
             ("model_class: cls\n", "classification: "),
         ],

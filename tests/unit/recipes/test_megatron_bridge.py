@@ -41,10 +41,15 @@ def unread(found: Recipe) -> set[str]:
 def test_without_the_function_there_is_no_model(tmp_path: Path) -> None:
     found = recipe(tmp_path)
     assert (found.framework, "model" in found.job, unread(found)) == ("megatron-bridge", False, set())
-    with pytest.raises(TunecastError, match="megatron-bridge that names no model"):
+    with pytest.raises(TunecastError, match=r"that names no model: `run_recipe\.py --recipe NAME` does"):
         read_job(str(tmp_path / "over.yaml"))
     job = read_job(str(tmp_path / "over.yaml"), {"model": "llama-3.1-8b", "hardware.gpus": 8})
     assert (job.stack, job.seq_len, job.grad_accum, job.parallel.tensor) == ("nemo", 4096, 4, 2)
+
+
+@pytest.mark.parametrize("key", ["freeze_vision_model: false", "use_hf_vision_model: false"])
+def test_what_only_a_model_with_a_tower_has_is_of_vision(tmp_path: Path, key: str) -> None:
+    assert str(recipe(tmp_path, text=OVERRIDES.replace("model:\n", f"model:\n  {key}\n")).refused).startswith("vision")
 
 
 @pytest.mark.parametrize(

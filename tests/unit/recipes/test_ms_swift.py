@@ -85,7 +85,15 @@ def test_adapters_that_are_as_good_as_lora(tmp_path: Path, kind: str, flags: str
     assert list(unread(recipe)) == ["tuner_type"] and recipe.refused is None
 
 
-@pytest.mark.parametrize("kind", ["boft", "llamapro", "vera"])
+def test_llama_pro_trains_the_last_layer_of_each_group(tmp_path: Path) -> None:
+    recipe = sft(tmp_path, "--tuner_type llamapro --llamapro_num_new_blocks 4")  # of 28 layers
+    assert recipe.job["method"] == "full" and set(unread(recipe)) == {"tuner_type"}
+    assert recipe.job["trained"] == ["layers.6", "layers.13", "layers.20", "layers.27"]
+    assert sft(tmp_path, "--tuner_type llamapro").job["trained"] == recipe.job["trained"]
+    assert str(sft(tmp_path, "--tuner_type llamapro --llamapro_num_new_blocks 5").refused).startswith("llamapro")
+
+
+@pytest.mark.parametrize("kind", ["boft", "vera"])
 def test_adapters_that_are_not(tmp_path: Path, kind: str) -> None:
     refused = sft(tmp_path, f"--tuner_type {kind}").refused
     assert refused is not None and refused.startswith(f"{kind}: ")

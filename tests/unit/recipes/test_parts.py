@@ -73,8 +73,9 @@ class TestDeepSpeed:
         recipe = find_recipe(file)
         assert recipe is not None and recipe.framework == "deepspeed"
         assert recipe.job["parallel"] == {"data": "zero3", "offload": "optimizer"}
-        with pytest.raises(TunecastError, match="names no model"):
+        with pytest.raises(TunecastError, match="names no model, and no training by itself") as raised:
             read_job(str(file))
+        assert raised.value.field == "task"
         assert read_job(str(file), {"model": "llama-3.1-8b", "hardware.gpus": 2}).parallel.offload == "optimizer"
 
     def test_auto_is_the_outer_files(self) -> None:

@@ -127,6 +127,30 @@ def test_a_script_that_only_answers_is_told_as_such(tmp_path: Path) -> None:
     assert caught.value.field == "task"
 
 
+def test_unsloth_checkpoints_without_offloading_as_trl_does(tmp_path: Path) -> None:
+    text = UNSLOTH.format(data="my/own", split="train", packing=False)
+    kept = text.replace('use_gradient_checkpointing="unsloth"', "use_gradient_checkpointing=True")
+    others = {each.key for each in understood(tmp_path, "a.py", kept).not_understood}
+    assert others == {"use_gradient_checkpointing"}
+    moe = kept.replace("llama-3.1-8b", "qwen3-30b-a3b")  # of which TRL's stack is taken
+    assert {each.key for each in understood(tmp_path, "b.py", moe).not_understood} == {"model_name"}
+
+
+def test_unsloth_with_an_encoder_of_sound_is_refused(tmp_path: Path) -> None:
+    text = UNSLOTH.format(data="my/own", split="train", packing=False)
+    heard = text.replace("r=16,", "r=16, finetune_audio_layers=True,")
+    assert str(understood(tmp_path, "a.py", heard).refused).startswith("audio")
+    assert understood(tmp_path, "b.py", text).refused is None
+
+
+def test_a_script_without_a_training_is_told_as_such(tmp_path: Path) -> None:
+    file = tmp_path / "start.py"
+    file.write_text("from studio import start\nstart()\n")
+    with pytest.raises(UsageError, match="no training: its text makes no trainer") as raised:
+        find_recipe(file)
+    assert raised.value.field == "task"
+
+
 def test_a_task_that_is_not_modelled_is_told_before_a_missing_model(tmp_path: Path) -> None:
     path = tmp_path / "grpo.py"
     path.write_text("import sys\nfrom trl import GRPOTrainer\nGRPOTrainer(model=sys.argv[1], reward_funcs=[])\n")

@@ -11,6 +11,7 @@ data_sets.py         The training data that a file names, where it is at hand: i
                      assumed
 document.py          A file as a trainer wrote it: what it holds, and on which line
 draft.py             A recipe in the making: a reader takes keys one by one, and what it leaves is reported
+frozen_layers.py     Which layers of a model are trained while the rest is frozen, by their names
 huggingface.py       Keys of transformers' TrainingArguments, TRL's SFTConfig and ModelConfig, wherever they stand
 huggingface_keys.py  Which keys transformers' TrainingArguments, TRL's SFTConfig and ModelConfig have: their defaults,
                      those that move nothing, and which say a field
@@ -72,6 +73,14 @@ PARTS: tuple[str, ...] = (
     "peft",
 )
 """Files of parts/ that are recognised where they stand alone: a training without a model."""
+LAUNCHERS = ("accelerate", "deepspeed")
+"""Those of them that train nothing without a program that is launched."""
+NAMED_BY = {
+    "megatron-bridge": ": `run_recipe.py --recipe NAME` does",
+    "transformers": ": the command line of its script does (--model_name_or_path NAME)",
+    **dict.fromkeys(LAUNCHERS, ", and no training by itself: the program that is launched with it is one"),
+}
+"""What names the model in their place, by framework."""
 SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch")
 ENDINGS = (".yaml", ".yml", ".json", ".toml", ".py", ".ipynb", *SCRIPTS)
 
@@ -219,8 +228,11 @@ def require_modelled(recipe: Recipe, content: Mapping[str, Any], file: str) -> N
 def at_its_place(error: TunecastError, recipe: Recipe, file: str) -> TunecastError:
     """The same error with the line that says the field it names."""
     if error.field == "model" and "model" not in recipe.job:
-        told = f"{file}: a file of {recipe.framework} that names no model. To fix: --model NAME, such as"
-        return type(error)(f"{told} --model llama-3.1-8b, or the path of a config.json", field="model")
+        alone = recipe.framework in LAUNCHERS
+        why = NAMED_BY.get(recipe.framework, "")
+        told = f"{file}: a file of {recipe.framework} that names no model{why}. To fix: --model NAME, such as"
+        other = "or the shell script that starts the training" if why else "or the path of a config.json"
+        return type(error)(f"{told} --model llama-3.1-8b, {other}", field="task" if alone else "model")
     place = recipe.places.get(error.field or "")
     if file in error.message:
         return error

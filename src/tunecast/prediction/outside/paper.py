@@ -15,6 +15,7 @@ from tunecast.records import fields, replace
 from tunecast.tape.build.adapters import NOT_CAST, insert_adapters
 from tunecast.tape.build.dtypes import DTYPES
 from tunecast.tape.build.fill_in import fill_in
+from tunecast.tape.build.frozen import is_trained, widens
 from tunecast.tape.build.layer_rhythm import repeating
 from tunecast.tape.build.machine import Machine, Setup
 from tunecast.tape.build.modules import Buffer, Linear, Module
@@ -77,7 +78,14 @@ def tensors_on_paper(job: Job, config: Mapping[str, Any]) -> tuple[Parameter, ..
         paths = [layer.path for layer in model.layers()]
         likes = [(layer, stand_in(rhythm, layer)) for layer in range(rhythm.total)]
         layers = [_renamed(layers[like], paths[like], layer) for layer, like in likes]
-    return (*before, *(each for layer in layers for each in layer), *after)
+    found = (*before, *(each for layer in layers for each in layer), *after)
+    return found if job.trained is None else tuple(_if_trained(job, each, job.trained) for each in found)
+
+
+def _if_trained(job: Job, p: Parameter, trained: Collection[str]) -> Parameter:
+    if not is_trained(p.name, trained):
+        return p._replace(trainable=False)
+    return p._replace(dtype="float32") if widens(job) else p
 
 
 def by_hub_names(job: Job, model: Any) -> Job:

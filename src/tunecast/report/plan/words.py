@@ -119,7 +119,9 @@ def job_words(plan: Plan) -> str:
 
 def _method(job: Job) -> str:
     """`lora (rank 16 on q_proj, v_proj)`."""
-    return job.method if job.method == "full" else f"{job.method} ({adapters_words(job)})"
+    if job.method == "full":
+        return job.method if job.trained is None else f"full ({', '.join(job.trained)} alone)"
+    return f"{job.method} ({adapters_words(job)})"
 
 
 def _batch(job: Job) -> str:

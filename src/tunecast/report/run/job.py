@@ -171,4 +171,12 @@ def title_of(job: Job) -> str:
     each = "" if replicas == 1 else " per GPU" if replicas == cards else " per replica"
     card = f"{cards} x {card_name(gpu_named(job.hardware.gpu).name)}"
     several = f" in {machines} machines" if machines > 1 else ""
-    return f"{name}{job.model}, {METHODS.get(job.method, job.method)}, {tokens}{accumulated}{each} on {card}{several}"
+    return f"{name}{job.model}, {_method(job)}, {tokens}{accumulated}{each} on {card}{several}"
+
+
+def _method(job: Job) -> str:
+    """`QLoRA`, `fine-tune of layers.31 and 1 more alone`."""
+    if job.trained is None:
+        return METHODS.get(job.method, job.method)
+    more = len(job.trained) - 1
+    return f"fine-tune of {job.trained[0]}{f' and {more} more' if more else ''} alone"

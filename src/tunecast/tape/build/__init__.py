@@ -23,6 +23,7 @@ flash.py               the flash-attn package and torch's flex attention on pape
 float4.py              linear layers that multiply in NVFP4, on paper: torchao's `NVFP4Linear`
 float8.py              linear layers that multiply in float8, on paper
 foak.py                fms-acceleration's kernels ("foak") on paper
+frozen.py              models of which some parameters are trained and all others frozen, on paper
 functional.py          the functions of `torch` and `torch.nn.functional`, on tensors without contents
 gptq.py                linear layers whose weights GPTQ has quantised to 4 bits, on paper
 installed.py           Packages whose kernels models take by themselves: what is taken for granted about them

@@ -19,10 +19,12 @@ from typing import Any
 
 from tunecast.errors import Unsupported, UsageError
 from tunecast.job.job import Job
+from tunecast.job.releases import minor
 from tunecast.job.stacks import stack_of
 from tunecast.tape.build import functional as F
 from tunecast.tape.build.adapted_by_pattern import held_modules, matching_layers
 from tunecast.tape.build.dtypes import FLOAT16, FLOAT32, Dtype
+from tunecast.tape.build.frozen import checkpointing_of, embeddings_give_gradient, freeze_others
 from tunecast.tape.build.gptq import KeptLinearGPTQ, LinearGPTQ, added_to_view
 from tunecast.tape.build.modules import Dropout, Linear, Module, bring
 from tunecast.tape.build.packed.awq import LinearAWQ
@@ -238,10 +240,12 @@ def adapt(job: Job, model: Any) -> None:
         for parameter in model.parameters():
             parameter.requires_grad = False
         insert_adapters(job, model)
+    elif job.trained is not None:
+        freeze_others(job, model, job.trained)
     if job.gradient_checkpointing:
         for layer in model.layers():
-            layer.checkpoint = True
-        if job.method != "full":
+            layer.checkpoint, layer.wants_input = checkpointing_of(job, layer)
+        if job.method != "full" or embeddings_give_gradient(job, model.machine.era):
             model.input_embedding().gives_gradient = True
 
 
@@ -288,6 +292,14 @@ MAMBA = ("falcon_h1", "nemotron_h")
 """peft/tuners/tuners_utils.py, `_check_lora_target_modules_mamba`: those written down."""
 
 
+def raise_if_of_mamba(job: Job, model_type: str) -> None:
+    older = ", or peft_version before 0.20, which did not look" if model_type == "nemotron_h" else ""
+    if older and job.peft_version is not None and minor(job.peft_version) < (0, 20):
+        return
+    refusal = f"PEFT refuses out_proj of {model_type} (\"Module 'out_proj' is incompatible with Mamba-based models\")."
+    raise UsageError.at("lora.targets", f"{refusal} To fix: attention, or a list without it{older}.")
+
+
 def targets(job: Job, model: Any) -> Iterator[tuple[Module, str, Linear]]:
     """The layers that get an adapter, in the order of the tree, with who holds them and under which name."""
     if stack_of(job).matches_paths:
@@ -295,9 +307,7 @@ def targets(job: Job, model: Any) -> Iterator[tuple[Module, str, Linear]]:
     wanted = wanted_names(job, model)
     moved = moved_names(model.model_type)
     if model.model_type in MAMBA and (wanted is None or "out_proj" in wanted):
-        raise UsageError.at(
-            "lora.targets", "PEFT adapts no out_proj of models with Mamba. To fix: attention, or a list without it."
-        )
+        raise_if_of_mamba(job, model.model_type)
     if wanted is not None:
         wanted = set(wanted) - set(moved)
     return _within(model, wanted, moved, model.output_embedding())

@@ -245,10 +245,14 @@ class CheckpointingLayer(Module):
     4.51 models gave all their tensors by position, which the reentrant kind lets go of one layer after the other."""
 
     checkpoint = False
+    wants_input = False
+    """Its first input is made to need a gradient."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not self.checkpoint:
             return super().__call__(*args, **kwargs)
+        if self.wants_input and not args[0].requires_grad:
+            args[0].requires_grad = True
 
         names = [name for name, given in kwargs.items() if isinstance(given, Tensor)]
         if not self.machine.era.layers_by_position:

@@ -43,6 +43,10 @@ class Era:
     reentrant = _before(5, 0)
     """modeling_utils.py, `gradient_checkpointing_enable`: the kind of checkpointing where nobody says."""
 
+    gives_input_gradient = _since(5, 0)
+    """modeling_utils.py, `gradient_checkpointing_enable`: the embedding's output needs a gradient; before, with PEFT
+    alone."""
+
     @property
     def torch(self) -> str | None:
         """What it was used with, where nobody says; None: that of today."""

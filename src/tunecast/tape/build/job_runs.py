@@ -313,7 +313,10 @@ def paper_run(request: BuildRequest, symbolic: BuildRequest | None = None) -> Pa
 
 def _settles_late(job: Job) -> bool:
     """Two steps would not do: DDP makes its buckets anew in the second where it looks for no unused parameters
-    (sharding/ddp.py). Where this is not said of a job that is so, two are built in vain."""
+    (sharding/ddp.py), and ZeRO-3 compares between ranks who runs when (sharding/fetched.py). Where this is not said of
+    a job that is so, two are built in vain."""
+    if sharding_of(job).is_zero and sharding_of(job).cuts_weights:
+        return True
     return sharding_of(job).has_buckets and job.method == "full" and job.gradient_checkpointing and ranks_of(job) > 1
 
 

@@ -75,11 +75,12 @@ def compiles_whole(job: Job) -> bool:
     """Whether no layer stands for another. Code compiled for a whole model uses memory of one layer again in others;
     compiling every layer on paper takes a second or two. Where saved tensors move to the host, the last few stay,
     whatever layer they are of. DeepSpeed's buckets are full when they are, in whatever layer. The layers of interleaved
-    stages run apart."""
+    stages run apart. Where some parameters are trained, a layer may have some of them."""
     stack = stack_of(job)
     counts = sharding_of(job).is_zero and not stack.uses_megatron
     apart = stack.uses_megatron and job.parallel.virtual_stages > 1
-    return (job.compile and stack.is_plain_loop) or job.offload_activations or counts or apart
+    compiles = job.compile and stack.is_plain_loop
+    return compiles or job.offload_activations or counts or apart or job.trained is not None
 
 
 def require_compilable(job: Job, config: Mapping[str, Any]) -> None:

@@ -18,6 +18,7 @@ from tunecast.job.job import Job
 from tunecast.job.kernels import INSTALLED, LIGER_PARTS, liger_parts
 from tunecast.tape.build.adapters import ATTENTION, MAMBA
 from tunecast.tape.build.fill_in import fill_in
+from tunecast.tape.build.frozen import is_trained
 from tunecast.tape.trace.optimizers import RATE, imported, make_optimizer
 from tunecast.tape.trace.recorder import Recorder
 
@@ -234,6 +235,9 @@ def adapt(job: Job, model: Any) -> Any:
             model = get_peft_model(model, settings, autocast_adapter_dtype=lora.adapter_dtype == "float32")
         except ValueError as error:
             raise UsageError(f"lora: PEFT refuses this model and these settings: {error}", field="lora") from None
+    if job.trained is not None:
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(is_trained(name, job.trained))
     if job.gradient_checkpointing:
         how = {"use_reentrant": bool(job.checkpoint_reentrant)}
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=how)

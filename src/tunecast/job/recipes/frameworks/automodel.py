@@ -153,6 +153,20 @@ def recognises(document: Document) -> bool:
     return own and trains
 
 
+def use_without_training(document: Document) -> str | None:
+    """Of files for its other programs: examples/diffusion/generate/generate.py, examples/retrieval/data_utils/
+    mine_hard_negatives.py, recipes/llm/precompute_dspark_dist.py, components/speculative/bench_sweep.py."""
+    if document.has("inference.num_inference_steps") and document.has("model.pretrained_model_name_or_path"):
+        return "Automodel's generate.py makes images or videos with a diffusion model"
+    if document.has("mining.hard_negatives_to_mine"):
+        return "Automodel's mine_hard_negatives.py looks for hard negatives, which embedding models are trained with"
+    if document.has("recipe_args.cache_output_dir") and document.has("recipe_args.target_model_name_or_path"):
+        return "Automodel's precompute_dspark_dist.py writes what a draft model is trained on later"
+    if document.has("datasets.0.input_data") and document.has("datasets.0.prompt_column"):
+        return "prompts that Automodel times speculative decoding with"
+    return None
+
+
 def invocation(words: Sequence[str]) -> Invocation | None:
     if not words or not calls_automodel(words[0]):
         return None

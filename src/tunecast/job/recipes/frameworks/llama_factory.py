@@ -18,6 +18,7 @@ from tunecast.job.recipes.cards import is_count
 from tunecast.job.recipes.document import Document
 from tunecast.job.recipes.draft import Draft, Keys
 from tunecast.job.recipes.frameworks import llama_factory_v1
+from tunecast.job.recipes.frameworks.llama_factory_frozen import take_blocks, take_frozen
 from tunecast.job.recipes.huggingface import is_on
 from tunecast.job.recipes.parts.accelerate import read_accelerate
 from tunecast.job.recipes.parts.megatron import SPLITS, take_megatron
@@ -42,6 +43,7 @@ _DATA = "llamafactory/hparams/data_args.py: DataArguments"
 DEFAULTS: Mapping[str, tuple[object, str]] = {
     "task": ("sft", f"{_FINETUNING}: FinetuningArguments.stage"),
     "method": ("lora", f"{_FINETUNING}: FinetuningArguments.finetuning_type"),
+    "oft_block_size": (32, f"{_FINETUNING}: OFTArguments.oft_block_size"),
     "lora.rank": (8, f"{_FINETUNING}: LoraArguments.lora_rank"),
     "lora.dropout": (0.0, f"{_FINETUNING}: LoraArguments.lora_dropout"),
     "lora.targets": ("all", f"{_FINETUNING}: LoraArguments.lora_target"),
@@ -86,8 +88,6 @@ SEEN_OR_HEARD = (
     *("use_audio_in_video", "image_do_pan_and_scan", "freeze_vision_tower", "freeze_multi_modal_projector"),
 )
 REFUSED: Mapping[str, str] = {
-    "use_badam": "BAdam, which trains a block of layers at a time",
-    "use_llama_pro": "LLaMA Pro, which trains the layers that were put in between",
     "mixture_of_depths": "mixture of depths",
     "use_kt": "KTransformers, which keeps experts on the CPU",
     "use_hyper_parallel": "HyperParallel's own distribution",
@@ -193,20 +193,21 @@ def take_task(draft: Draft, keys: Keys) -> None:
         if is_on(keys.get(name)):
             draft.refuse(name, why)
     keys.ignore("kt_config", "kt_cpu_activation", "kt_weight_path", "kt_non_expert_weight_path", "ref_model")
-    keys.ignore("badam_mode", "badam_switch_mode", "badam_switch_interval", "badam_verbose", "reward_model")
+    keys.ignore("badam_switch_mode", "badam_switch_interval", "badam_start_block", "badam_verbose", "reward_model")
 
 
 def take_method(draft: Draft, keys: Keys) -> None:
     kind = keys.get("finetuning_type")
     method = word(kind) or "lora"
     if method == "oft":
-        draft.refuse("oft", "orthogonal adapters are not modelled")
-        keys.ignore("oft_rank", "oft_block_size", "oft_target", "module_dropout")
+        take_rotations(draft, keys)
+        keys.ignore(*LORA_KEYS)
     elif method == "freeze":
-        draft.refuse("freeze", "training of some layers only is not modelled")
-        keys.ignore("freeze_trainable_layers", "freeze_trainable_modules", "freeze_extra_modules")
+        take_frozen(draft, keys)
+        keys.ignore(*LORA_KEYS)
     elif method == "full":
         draft.put("method", "full", keys, "finetuning_type")
+        take_blocks(draft, keys)
         keys.ignore(*LORA_KEYS)
     elif method == "lora":
         bits = keys.get("quantization_bit")
@@ -218,6 +219,24 @@ def take_method(draft: Draft, keys: Keys) -> None:
     else:
         draft.put("method", kind, keys, "finetuning_type")
     take_quantization(draft, keys)
+
+
+def take_rotations(draft: Draft, keys: Keys) -> None:
+    """OFT, which turns the inputs of a layer in blocks: for b inputs b (b - 1) / 2 weights, as many as LoRA of rank
+    b / 4 has for a square layer (peft/tuners/oft/layer.py, `OFTRotationModule`)."""
+    size = whole(keys.get("oft_block_size", default=DEFAULTS["oft_block_size"][0]))
+    if keys.get("oft_rank") not in (None, 0) or size is None or size < 4:
+        draft.refuse("oft", "rotations by their number in each layer are not modelled")
+        return
+    packed = keys.get("quantization_bit") is not None
+    draft.put("method", "qlora" if packed else "lora", keys, "quantization_bit", "finetuning_type")
+    draft.put("lora.rank", size // 4, keys, "oft_block_size", "finetuning_type")
+    draft.assume("lora.alpha", size // 2)
+    draft.take("lora.targets", keys, "oft_target", read=targets)
+    draft.assume("lora.targets", "all-linear")
+    draft.take("lora.dropout", keys, "module_dropout")
+    draft.assume("lora.dropout", 0.0)
+    draft.not_modelled(keys, "finetuning_type", "OFT is taken as LoRA of as many weights: its rotations take more time")
 
 
 LORA_KEYS = (

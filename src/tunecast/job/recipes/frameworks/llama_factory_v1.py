@@ -17,6 +17,7 @@ from tunecast.job.recipes import huggingface
 from tunecast.job.recipes.cards import is_count
 from tunecast.job.recipes.document import Document
 from tunecast.job.recipes.draft import Draft, Keys
+from tunecast.job.recipes.frameworks.llama_factory_frozen import take_frozen
 from tunecast.job.recipes.huggingface import is_on
 from tunecast.job.recipes.parts.deepspeed import take_deepspeed
 from tunecast.job.recipes.request import ReadRequest
@@ -95,8 +96,10 @@ def take_method(draft: Draft, keys: Keys) -> None:
     draft.take("attention", keys, "flash_attn")
     draft.assume("attention", "sdpa")
     if kind == "freeze":
-        draft.refuse("freeze", "training of some layers only is not modelled")
-        keys.ignore("peft_config")
+        take_frozen(draft, keys, "peft_config.")
+        draft.assume("weights_dtype", "auto")
+        if is_on(keys.get("peft_config.cast_trainable_params_to_fp32", default=True)):
+            draft.not_modelled(keys, "peft_config.name", "what is trained is in float32: taken in the weights' dtype")
     elif kind == "":
         draft.assume("method", "full")
         draft.assume("weights_dtype", "float32")

@@ -89,11 +89,12 @@ OTHER_TASKS: Mapping[str, tuple[str, str]] = {
     "model.teacher": ("distillation", "a teacher's logits stand beside the model's own"),
     "model.kd_config": ("distillation", "a teacher's logits stand beside the model's own"),
     "model.restore_modelopt_state": ("QAT", "weights are rounded while they are trained"),
-    "model.freeze_vision_model": VISION,
-    "model.freeze_vision_projection": VISION,
-    "model.vision_config": VISION,
-    "dataset.image_processor": VISION,
 }
+OF_VISION = (
+    *("model.freeze_vision_model", "model.freeze_vision_projection", "model.use_hf_vision_model"),
+    *("model.vision_config", "dataset.image_processor"),
+)
+"""Keys that only a model with a vision tower has, whatever they say."""
 SECTIONS = (
     "model",
     "optimizer",
@@ -205,7 +206,7 @@ def take_task(draft: Draft, keys: Keys) -> None:
     found = _NAME.fullmatch(named.rpartition(".")[2]) if isinstance(named, str) and len(named) < 200 else None
     model, mode = (found["model"], found["mode"]) if found else ("", None)
     mode = keys.get("mode", default=mode)
-    if "_vl" in model or model.endswith("v"):
+    if "_vl" in model or model.endswith("v") or any(map(keys.has, OF_VISION)):
         other = VISION
     if other is not None:
         draft.refuse(*other)

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from tunecast.job.recipes import huggingface
 from tunecast.job.recipes.draft import Draft, Keys
+from tunecast.job.recipes.frozen_layers import layer_count, layer_names
 from tunecast.job.recipes.values import whole, word
 
 _TUNER = "swift/arguments/tuner_args.py: TunerArguments"
@@ -25,6 +26,7 @@ DEFAULTS: Mapping[str, tuple[object, str]] = {
     "quantization.format": ("nf4", f"{_QUANT}.bnb_4bit_quant_type"),
     "quantization.double_quant": (True, f"{_QUANT}.bnb_4bit_use_double_quant"),
     "adalora_init_r": (12, f"{_TUNER}.adalora_init_r"),
+    "llamapro_num_new_blocks": (4, f"{_TUNER}.llamapro_num_new_blocks"),
     "reft_rank": (4, f"{_TUNER}.reft_rank"),
     "adapter_length": (128, f"{_TUNER}.adapter_length"),
 }
@@ -44,6 +46,9 @@ def take_method(draft: Draft, keys: Keys) -> None:
     if method == "full":
         draft.put("method", "full", keys, "tuner_type", "train_type")
         keys.ignore("lora_rank", "lora_alpha", "lora_dropout", "lora_dtype", "use_rslora", "use_dora", "target_modules")
+        return
+    if method == "llamapro":
+        take_new_layers(draft, keys)
         return
     if method in LIKE_LORA:
         draft.not_modelled(keys, "tuner_type", LIKE_LORA[method])
@@ -73,6 +78,27 @@ def take_method(draft: Draft, keys: Keys) -> None:
         draft.not_modelled(keys, "quant_method", why)
     elif by:
         draft.refuse(by, "weights quantised by this package while they load are not modelled")
+
+
+def take_new_layers(draft: Draft, keys: Keys) -> None:
+    """LLaMA Pro: a copy of every n-th layer comes behind it, and the copies are trained (swift/tuners/llamapro.py,
+    `LLaMAPro.prepare_model`)."""
+    draft.put("method", "full", keys, "tuner_type", "train_type")
+    keys.ignore("lora_rank", "lora_alpha", "lora_dropout", "lora_dtype", "use_rslora", "use_dora", "target_modules")
+    wanted = whole(keys.get("llamapro_num_groups")) or whole(
+        keys.get("llamapro_num_new_blocks", default=DEFAULTS["llamapro_num_new_blocks"][0])
+    )
+    model = draft.fields.get("model")
+    count = layer_count(model)
+    if count is None or not wanted or wanted < 0 or count % wanted:
+        draft.refuse("llamapro", f"{wanted} new layers do not divide those of the model evenly")
+        return
+    draft.put(
+        "trained", layer_names(model, range(count // wanted - 1, count, count // wanted)), keys,
+        "llamapro_num_new_blocks", "tuner_type",
+    )  # fmt: skip
+    why = f"of {wanted} new layers those that they are copies of are trained: as many are missing beside them"
+    draft.not_modelled(keys, "tuner_type", why)
 
 
 RANKS = {"adalora": "adalora_init_r", "bone": "reft_rank", "adapter": "adapter_length"}

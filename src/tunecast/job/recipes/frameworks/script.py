@@ -68,6 +68,13 @@ def recognises(document: Document) -> bool:
     return training_of(script) is not None or bool(loaders(script))
 
 
+def use_without_training(document: Document) -> str | None:
+    script = document.script if isinstance(document, ScriptDocument) else None
+    if script is None or has_own_loop(script):
+        return None
+    return "its text makes no trainer of transformers, TRL or Unsloth, and goes backward nowhere"
+
+
 def has_own_loop(script: ScriptSource) -> bool:
     """It goes backward by itself."""
     return any(call.is_a("backward") for call in script.calls)

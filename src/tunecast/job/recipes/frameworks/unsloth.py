@@ -135,10 +135,10 @@ def take_loading(draft: Draft, script: ScriptSource, loader: Made) -> None:
         draft.refuse("quantisation-aware training", "weights are trained as they are")
     if huggingface.is_on(keys.get("offload_embedding")) and keys.get("offload_embedding") != "auto":
         draft.not_modelled(keys, "offload_embedding", "the embedding waits in host memory")
-    take_checkpointing(draft, keys)
     family = family_of(draft.fields.get("model"))
     if family is not None and family not in STACKS["unsloth"].families:
         take_trls(draft, keys, "model_name", f"Unsloth's code for {family}")
+    take_checkpointing(draft, keys)
 
 
 def take_method(draft: Draft, keys: Keys) -> None:
@@ -181,11 +181,11 @@ def family_of(model: object) -> str | None:
 
 def take_checkpointing(draft: Draft, keys: Keys) -> None:
     """ "unsloth" offloads what is saved for a layer to host memory, which its stack does; "true" is taken for the same
-    (unsloth/models/_utils.py, `unsloth_gradient_checkpointing`)."""
+    there (unsloth/models/_utils.py, `unsloth_gradient_checkpointing`). TRL's stack keeps it on the card."""
     said = keys.get("use_gradient_checkpointing")
     if said is not None:
         draft.put("gradient_checkpointing", huggingface.is_on(said), keys, "use_gradient_checkpointing")
-        if said is True or said in ("true", "True"):
+        if draft.fields["stack"] == "unsloth" and (said is True or said in ("true", "True")):
             draft.not_modelled(keys, "use_gradient_checkpointing", "activations stay on the card; taken as offloaded")
 
 
@@ -198,6 +198,8 @@ def take_adapters(draft: Draft, script: ScriptSource, training: ScriptTraining) 
         huggingface.assume_all(draft, LORA)
         return
     keys = script.keys(draft, put, OF_PEFT)
+    if huggingface.is_on(keys.get("finetune_audio_layers")):
+        draft.refuse("audio", "an encoder of sound is trained too, and is not modelled")
     take_lora(draft, keys, LORA)
     names = draft.fields.get("lora.targets")
     if isinstance(names, list) and all(isinstance(name, str) for name in names):

@@ -30,7 +30,7 @@ from tunecast.job.shardings import sharding_of
 from tunecast.job.stacks import stack_of
 from tunecast.tape.build.adapters import LoraLinear
 from tunecast.tape.build.dtypes import DTYPES, FLOAT32
-from tunecast.tape.build.gptq import LinearGPTQ
+from tunecast.tape.build.gptq import KeptLinearGPTQ, LinearGPTQ
 from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.modules import Module
 from tunecast.tape.build.optimizers import Optimizer, clip_gradients
@@ -213,10 +213,11 @@ class AccelerateFsdp1(FlatScheme):
 
 
 def packed_words(model: Any) -> list[Tensor]:
-    """GPTQ's words, which fms-acceleration shows to FSDP as parameters (`PATCH_FOR_FSDP_TRITON_V2`)."""
+    """GPTQ's words, which fms-acceleration shows to FSDP as parameters (`PATCH_FOR_FSDP_TRITON_V2`). Those of
+    gptqmodel's layers are buffers, which every rank holds whole."""
     return [
         words
         for module in model.modules()
-        if isinstance(module, LinearGPTQ)
+        if isinstance(module, LinearGPTQ) and not isinstance(module, KeptLinearGPTQ)
         for words in (module.qweight, module.qzeros)
     ]

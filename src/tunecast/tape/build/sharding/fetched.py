@@ -324,10 +324,10 @@ class FetchedWeights(Zero):
                 if self.last_fetched_for.get(number, -1) >= self.turn:
                     del candidates[number]
             traversed = 0
-            for later in self.trace[self.turn :]:
+            for turn in range(self.turn, len(self.trace)):  # a slice would copy what is mostly never looked at
                 if traversed >= self.settings.max_reuse_distance or not candidates:
                     break
-                for cut in self.own(later):
+                for cut in self.own(self.trace[turn]):
                     candidates.pop(id(cut), None)
                     traversed += cut.numel
         if not in_forward:

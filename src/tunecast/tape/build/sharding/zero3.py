@@ -78,6 +78,7 @@ class Zero3(FetchedWeights):
 
     def __init__(self, job: Job, machine: Machine) -> None:
         super().__init__(job, machine)
+        self.loads_on_host = job.quantization.format is None  # zero.Init is for others: modeling_utils.py
         self.on_nvme = job.parallel.offload_device == "nvme"
         self.in_bucket: list[Tensor] = []
         self.first = self.last = True
@@ -248,6 +249,13 @@ class Zero3(FetchedWeights):
         self.update(optimizer)
         machine.module = MANY
         self.gather_here([cut for cut in self.all if cut.stays])
+
+    def end(self) -> None:
+        """The next step would let go of what is whole."""
+        super().end()
+        for cut in self.all:
+            cut.active.clear()
+            self.let_go(cut)
 
     def update(self, optimizer: Optimizer) -> None:
         machine = self.machine
