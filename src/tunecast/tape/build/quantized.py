@@ -48,8 +48,10 @@ class Quantizer:
         self.outliers = Outliers(initializer_range, any(m.path.rpartition(".")[2] in GATES for m in model.modules()))
 
     def takes(self, module: Module) -> TypeGuard[Linear]:
-        """The head stays as it is, and what the checkpoint leaves."""
+        """The head stays as it is, what the checkpoint leaves, and kinds of layers that transformers passes over."""
         takes = isinstance(module, Linear) and module is not self.head and not module.stays
+        if takes and type(module) is not Linear and not module.fan_in_fan_out:
+            takes = module.machine.era.packs_kin_of_linear
         return takes and (self.stored is None or not self.stored.skips(module.path))
 
     def replace_in(self, module: Module) -> None:

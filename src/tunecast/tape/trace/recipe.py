@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Mapping, Sequence
+from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 from tunecast.errors import UsageError
 from tunecast.job.job import Job
 from tunecast.job.kernels import INSTALLED, LIGER_PARTS, liger_parts
+from tunecast.job.releases import minor
 from tunecast.tape.build.adapters import ATTENTION, MAMBA
 from tunecast.tape.build.fill_in import fill_in
 from tunecast.tape.trace.optimizers import RATE, imported, make_optimizer
@@ -165,13 +167,14 @@ def no_initialisation() -> Any:
 
 
 def quantize(job: Job, model: Any, dtype: torch.dtype) -> None:
-    """Linear by linear, as a loader does: the weight arrives in `dtype` and leaves quantised. The head stays, and what
-    the model wants to stay."""
+    """Linear by linear, as a loader does: the weight arrives in `dtype` and leaves quantised. The head stays, what the
+    model wants to stay, and since transformers 5.5 what is more than nn.Linear (integrations/bitsandbytes.py)."""
     import bitsandbytes as bnb
 
     four_bit = job.quantization.format in ("nf4", "fp4")
     head = model.get_output_embeddings()
     kept = tuple(getattr(model, "_keep_in_fp32_modules", None) or ())
+    takes_kin = minor(version("transformers")) < (5, 5)
 
     def quantized(linear: torch.nn.Linear) -> Any:
         weight = torch.empty(linear.out_features, linear.in_features, dtype=dtype, device="cuda").normal_(0, 0.02)
@@ -192,7 +195,8 @@ def quantize(job: Job, model: Any, dtype: torch.dtype) -> None:
     def replace_in(module: torch.nn.Module, path: str = "") -> None:
         for name, child in list(module.named_children()):
             whole = f"{path}.{name}"
-            if isinstance(child, torch.nn.Linear) and child is not head and not whole.endswith(kept):
+            is_kind = isinstance(child, torch.nn.Linear) if takes_kin else type(child) is torch.nn.Linear
+            if is_kind and child is not head and not whole.endswith(kept):
                 setattr(module, name, quantized(child))
             else:
                 replace_in(child, whole)
