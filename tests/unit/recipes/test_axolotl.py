@@ -429,6 +429,9 @@ class TestJunk:
 
 class TestExperts:
     def test_quantised_with_the_rest(self, read: Any) -> None:
+        linear = read("adapter: qlora\nload_in_4bit: true\nllama4_linearized_experts: true\n")
+        assert field(linear, "quantization.experts") is True and "llama4_linearized_experts" not in unread(linear)
+        assert "stacked" in unread(read(LORA + "llama4_linearized_experts: true\n"))["llama4_linearized_experts"]
         four = read("adapter: qlora\nload_in_4bit: true\nquantize_moe_experts: true\n")
         assert field(four, "quantization.experts") is True and "quantize_moe_experts" not in unread(four)
         eight = read(LORA + "load_in_8bit: true\nquantize_moe_experts: true\n")

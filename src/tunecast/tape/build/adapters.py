@@ -121,8 +121,9 @@ def insert_parameter_adapters(job: Job, model: Any, wanted: Collection[str] | No
     """After all linear layers; `wanted` None means every one."""
     moved = moved_names(model.model_type)
     names = {new for old, new in moved.items() if wanted is None or old in wanted}
-    if names and (job.lora.dropout or job.lora.dora):
-        what = "dropout" if job.lora.dropout else "dora"
+    dropout = 0.0 if stack_of(job).drops_before_experts else job.lora.dropout
+    if names and (dropout or job.lora.dora):
+        what = "dropout" if dropout else "dora"
         raise UsageError.at(
             f"lora.{what}",
             f"PEFT refuses it for experts and routers, which are parameters here. To fix: lora.{what} 0, "
@@ -331,7 +332,7 @@ def wanted_names(job: Job, model: Any) -> Collection[str] | None:
     """None: every linear layer but the head."""
     given = job.lora.targets
     if given == "all-linear":
-        return None
+        return linear_names(model) if stack_of(job).lists_linear else None
     assert given is not None, "targets follow from the model: fill_in comes first"
     present = {name for module in model.modules() for name in module.children}
     usual = ATTENTION - {"out_proj"} if model.model_type in MAMBA else ATTENTION  # it is Mamba's there
@@ -342,6 +343,12 @@ def wanted_names(job: Job, model: Any) -> Collection[str] | None:
     if missing:
         model.machine.assumptions[PASSED_OVER.format(missing)] = None
     return names & present
+
+
+def linear_names(model: Any) -> set[str]:
+    """Of every linear layer but the head (axolotl/loaders/adapter.py, `find_all_linear_names`)."""
+    head = model.output_embedding()
+    return {name for _, name, child in held_modules(model) if isinstance(child, Linear) and child is not head}
 
 
 def last_part(name: str, model: Any) -> str:

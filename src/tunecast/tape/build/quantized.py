@@ -63,6 +63,11 @@ class Quantizer:
                     setattr(module, name, self.quantized(child))
             elif self.options.experts and hasattr(child, "packed"):
                 self.pack_experts(child)
+            elif self.options.experts and hasattr(child, "by_expert"):
+                layers = child.by_expert()
+                layers.name_all(child.path)
+                setattr(module, name, layers)
+                self.replace_in(layers)
             else:
                 self.replace_in(child)
 

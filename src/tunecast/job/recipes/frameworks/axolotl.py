@@ -195,12 +195,23 @@ def take_method(draft: Draft, keys: Keys) -> None:
         draft.put("quantization.format", "gptq", keys, "gptq")
     elif is_on(four):
         draft.not_modelled(keys, "load_in_4bit", "with adapter lora Axolotl loads 16 bits; taken are these")
-    if is_on(keys.get("quantize_moe_experts")) and draft.fields.get("quantization.format") in ("nf4", "fp4", "int8"):
-        draft.put("quantization.experts", True, keys, "quantize_moe_experts")
+    take_experts(draft, keys)
     if is_quantised:
         # `_convert_embedding_modules_dtype` undoes what prepare_model_for_kbit_training cast
         draft.assume("quantization.prepare_kbit", False)
     take_adapter(draft, keys)
+
+
+def take_experts(draft: Draft, keys: Keys) -> None:
+    """Quantised as they are stacked, or as Llama 4's linear layers, which bitsandbytes takes as any other."""
+    names = ("quantize_moe_experts", "llama4_linearized_experts")
+    given = next((name for name in names if is_on(keys.get(name))), None)
+    if given is None:
+        return
+    if draft.fields.get("quantization.format") in ("nf4", "fp4", "int8"):
+        draft.put("quantization.experts", True, keys, given)
+    elif given == names[1]:
+        draft.not_modelled(keys, given, "each expert has linear layers of its own; taken are stacked ones")
 
 
 def take_adapter(draft: Draft, keys: Keys) -> None:

@@ -120,7 +120,6 @@ REPORTED: Mapping[str, str] = {
     "peft.loftq_config.loftq_bits": "adapters start from the error of quantisation",
     "unfrozen_parameters": "only these weights are trained",
     "relora": "adapters are merged and begun anew while it trains",
-    "llama4_linearized_experts": "experts are layers of their own",
     "nvfp4_merge_aware": "the base's weights are in 4 bits of NVIDIA's format",
     "use_scattermoe": "kernels of experts' layers",
     "use_sonicmoe": "kernels of experts' layers",
