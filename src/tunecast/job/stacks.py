@@ -155,7 +155,7 @@ _AXOLOTL = Stack(
     uses_accelerate=True,
     reentrant=True,  # axolotl/utils/config/__init__.py, `normalize_config`
     shardings=tuple(SHARDINGS),
-    splits=("layers",),
+    splits=("layers", "context"),
     offloads=True,
     search=("kernels", "attention"),
     weights_dtype=lambda job: "bfloat16",  # `torch_dtype` follows `bf16: auto`
@@ -173,6 +173,7 @@ _AXOLOTL = Stack(
 )
 _LLAMA_FACTORY = replace(
     _AXOLOTL,  # lists_linear: llamafactory/model/model_utils/misc.py, `find_all_linear_modules`
+    splits=("layers",),
     drops_before_experts=False,
     fuses_any_head=False,
     shards_layers_alone=False,

@@ -135,7 +135,7 @@ REPORTED: Mapping[str, str] = {
     "large_head_attention": "wide heads have a kernel of their own",
     "flash_attn_d512": "wide heads have a kernel of their own",
     "scaling_softmax": "attention with a softmax that is scaled",
-    "tiled_mlp": "the MLP takes a part of the row at a time",
+    "tiled_mlp": "the MLP takes a part of the row at a time; taken is all of it at once, which needs more",
     "chunked_cross_entropy": "the loss takes a part of the row at a time",
     "use_eaft": "a loss that looks at the largest logits too",
     "selective_checkpointing": "some operations are kept, not computed again",

@@ -99,6 +99,7 @@ class Replicas(Scheme):
         yield
 
     def begin_forward(self) -> None:
+        super().begin_forward()
         machine = self.machine
         with machine.within(OWNER):
             if self.came:
