@@ -159,9 +159,12 @@ def _compile(job: Job) -> str | None:
 
 
 def _matmul_dtype(job: Job) -> str | None:
-    if job.matmul_dtype is not None and (is_sharded(job) or is_flat(job)):
-        return f"got {job.matmul_dtype} with parallel.data {job.parallel.data}, not known together; allowed: null"
-    return None
+    """FSDP 2 wraps layers that torchao has converted before (accelerate's `_prepare_ao`)."""
+    on_fsdp2 = is_sharded(job) and not has_flat_parameters(job)
+    if job.matmul_dtype is None or not (is_sharded(job) or is_flat(job)) or (on_fsdp2 and job.matmul_dtype == "float8"):
+        return None
+    known = "null" if on_fsdp2 else "null, or float8 with fsdp and parallel.fsdp_version 2"
+    return f"got {job.matmul_dtype} with parallel.data {job.parallel.data}, not known together; allowed: {known}"
 
 
 def _kernels(job: Job) -> str | None:

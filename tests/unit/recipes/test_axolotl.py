@@ -441,6 +441,14 @@ class TestExperts:
         assert field(read(LORA + "quantize_moe_experts: true\n"), "quantization.experts") is None
 
 
+def test_packed_rows_are_filled_up(read: Any) -> None:
+    """`hint_sample_packing_padding`: unless pad_to_sequence_len says false."""
+    packed = "sequence_len: 1000\nmicro_batch_size: 2\nsample_packing: true\nflash_attention: true\n"
+    assert field(read(packed), "data.pad_to_multiple_of") == 1024 and field(read(packed), "seq_len") == 2000
+    assert field(read(packed + "pad_to_sequence_len: true\n"), "data.pad_to_multiple_of") == 1024
+    assert field(read(packed + "pad_to_sequence_len: false\n"), "data.pad_to_multiple_of") is None
+
+
 def test_gemma_4_has_two_kernels_of_attention(read: Any) -> None:
     """Rows are still laid end to end, as FlashAttention has them."""
     packed = "attn_implementation: flash_attention_2\nsample_packing: true\nsequence_len: 512\nmicro_batch_size: 4\n"

@@ -354,13 +354,17 @@ def take_rows(draft: Draft, keys: Keys) -> None:
     draft.assume("data.packing", False)
     multiple = whole(keys.get("pad_to_multiple_of")) or 64
     fills = switch(keys.get("pad_to_sequence_len"))
+    if packs and fills is None:  # `hint_sample_packing_padding`
+        fills = True
     if packs:
         draft.assume("data.packing_strategy", "bfd")
         if (real is False or (real is None and attention_packs(draft))) and length and rows and rows > 1:
             draft.put("seq_len", length * rows, keys, "sequence_len", "micro_batch_size")
             draft.put("micro_batch", 1, keys, "sample_packing")
-    elif fills and length and length <= 65536:
-        draft.put("data.pad_to_multiple_of", multiple * -(-length // multiple), keys, "pad_to_sequence_len")
+    if fills and length and length <= 65536:
+        draft.put(
+            "data.pad_to_multiple_of", multiple * -(-length // multiple), keys, "pad_to_sequence_len", "sample_packing"
+        )
     elif fills is None:
         draft.assume("data.pad_to_multiple_of", multiple)
     draft.take("data.group_by_length", keys, "group_by_length")

@@ -49,6 +49,7 @@ STORED = (
 )
 
 
+FLOAT8 = "matmul_dtype float8 under FSDP 2: torchao's layers as torchtitan's are taken, which nobody traced in accelerate"
 OTHER_PARTS = "towers beside the text are taken as in FSDP's outermost unit, as where its text layers alone are named"
 """`transformer_layer_cls_to_wrap`; where nobody names any, all that `_no_split_modules` lists must be there."""
 
@@ -77,6 +78,8 @@ class AccelerateFsdp2(Scheme):
         sharder = self.sharder
         if has_other_parts(model):
             self.machine.guesses[OTHER_PARTS] = None
+        if self.job.matmul_dtype is not None:
+            self.machine.guesses[FLOAT8] = None
         model.gives_logits = True  # they are among the outputs that are cast
         if self.job.quantization.format is not None:
             store_as_floats(sharder, model)
