@@ -121,6 +121,8 @@ class Stack:
     shards_layers_alone: bool = False
     """FSDP 2's units are layers and adapters; all else is the outermost's, whole from the first layer to the loss
     (axolotl/monkeypatch/accelerate/fsdp2.py, `fsdp2_prepare_model`)."""
+    shards_int8: bool = False
+    """FSDP 2 cuts bitsandbytes' 8-bit weights, which it fails on by itself."""
     fuses_any_head: bool = False
     """Liger's head and loss for models that Liger does not know (axolotl/integrations/liger/models/base.py)."""
     labelled_only: bool = False
@@ -165,6 +167,7 @@ _AXOLOTL = Stack(
         3: {"auto": True, "max_live_parameters": 0, "max_reuse_distance": 0, "sub_group_size": 0},
     },
     deepspeed_file="Axolotl's deepspeed_configs",
+    shards_int8=True,  # axolotl/monkeypatch/fsdp2_qlora.py
     lists_linear=True,  # axolotl/loaders/adapter.py, `find_all_linear_names`
     drops_before_experts=True,  # `_patch_peft_param_wrapper_dropout` in the same file
     fuses_any_head=True,
@@ -174,6 +177,7 @@ _AXOLOTL = Stack(
 _LLAMA_FACTORY = replace(
     _AXOLOTL,  # lists_linear: llamafactory/model/model_utils/misc.py, `find_all_linear_modules`
     splits=("layers",),
+    shards_int8=False,
     drops_before_experts=False,
     fuses_any_head=False,
     shards_layers_alone=False,

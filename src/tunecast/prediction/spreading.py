@@ -198,7 +198,10 @@ def _format(job: Job) -> str | None:
     if got == "float8" and not stack_of(job).uses_megatron:
         known = f"known of {_of_megatron()} (TransformerEngine's fp8_param_gather)"
         return f"got float8, {known}; allowed with {job.stack}: null, or nf4, fp4, int8 and gptq where it knows them"
-    allowed = (*sharding_of(job).formats, *(("gptq",) if has_flat_parameters(job) else ()))
+    flat = has_flat_parameters(job)
+    cuts_int8 = is_sharded(job) and not flat and stack_of(job).shards_int8
+    more = ("gptq",) if flat else ("int8",) if cuts_int8 else ()
+    allowed = (*sharding_of(job).formats, *more)
     if (is_sharded(job) or is_flat(job)) and got is not None and got not in allowed:
         names = ", ".join((*allowed, "null"))
         return f"got {got} with parallel.data {job.parallel.data}, which cannot cut it; allowed: {names}"
