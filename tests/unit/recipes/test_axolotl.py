@@ -51,6 +51,12 @@ class TestRecognised:
         ):
             assert recognises(yaml_document(text, "x.yaml")) is expected
 
+    def test_what_rents_cards_trains_nothing(self, tmp_path: Path) -> None:
+        file = tmp_path / "cloud.yaml"
+        file.write_text("provider: modal\ngpu: h100\ngpu_count: 8\nsecrets: [HF_TOKEN]\n")
+        with pytest.raises(TunecastError, match="no training: `axolotl train --cloud`"):
+            find_recipe(file)
+
     def test_defaults(self, read: Any) -> None:
         recipe = read()
         for name, (value, _) in DEFAULTS.items():
@@ -141,7 +147,21 @@ class TestMethod:
         text = "lora_modules_to_save: [embed_tokens]\nrelora: true\nlora_target_parameters: [mlp.experts.down_proj]\n"
         found = unread(read(LORA + text))
         assert {"lora_target_parameters", "relora"} <= set(found)
-        assert "unfrozen_parameters" in unread(read("unfrozen_parameters: ['^lm_head']\n"))
+        assert "all are" in unread(read("unfrozen_parameters: ['^lm_head']\n"))["unfrozen_parameters"]
+
+    def test_what_is_not_frozen(self, read: Any) -> None:
+        """All of the text is all there is here; a pattern starts where a weight's name does, which adapters change."""
+        text = "unfrozen_parameters: [model.language_model.*, '^lm_head.weight$']\n"
+        assert "unfrozen_parameters" not in unread(read(text))
+        assert "none is trained" in unread(read(LORA + text))["unfrozen_parameters"]
+        assert "unfrozen_parameters" not in unread(read("unfrozen_parameters:\n"))
+        some = read("unfrozen_parameters: ['^lm_head.weight$', 'model.layers.2[0-9]+.mlp']\n")
+        assert "taken is that all are" in unread(some)["unfrozen_parameters"]
+
+    def test_layers_in_turns(self, read: Any) -> None:
+        recipe = read("lisa_n_layers: 4\nlisa_step_interval: 20\n")
+        assert recipe.job["method"] == "full" and "at a time" in unread(recipe)["lisa_n_layers"]
+        assert not unread(read("lisa_n_layers: 4\n"))
 
 
 def recipe_kernels(recipe: Recipe) -> Any:
@@ -317,7 +337,6 @@ class TestTasks:
             ("model_type: AutoModelForSequenceClassification", "classification"),
             ("qat: {weight_dtype: int4}", "QAT"),
             ("processor_type: AutoProcessor", "images"),
-            ("lisa_n_layers: 4\nlisa_step_interval: 20", "LISA"),
             ("plugins: [axolotl.integrations.diffusion.DiffusionPlugin]", "diffusion"),
             ("plugins: [axolotl.integrations.kd.KDPlugin]", "distillation"),
         ],

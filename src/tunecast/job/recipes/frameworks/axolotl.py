@@ -43,6 +43,8 @@ from tunecast.job.recipes.words import Word, flags_of
 
 __all__ = ["DATA", "DEFAULTS", "NAME", "RELEASE", "WITHOUT_EFFECT", "WORDS", "invocation", "read", "recognises"]
 
+CLOUD_KEYS = ("provider", "secrets", "volumes", "dockerfile_commands")
+"""axolotl/cli/cloud/modal_.py, axolotl/cli/cloud/baseten/__init__.py."""
 DATA = ("datasets.*.path", "datasets.*.data_files", "pretraining_dataset.*.path")
 _LIGER = ("liger_rope", "liger_rms_norm", "liger_glu_activation", "liger_fused_linear_cross_entropy")
 _METHODS: Mapping[object, Mapping[str, object]] = {
@@ -74,6 +76,12 @@ def recognises(document: Document) -> bool:
     return document.has("base_model") and any(map(document.has, OWN_KEYS))
 
 
+def use_without_training(document: Document) -> str | None:
+    if document.has("gpu_count") and not document.has("base_model") and any(map(document.has, CLOUD_KEYS)):
+        return "`axolotl train --cloud` says with it which cards are rented for another file"
+    return None
+
+
 def invocation(words: Sequence[Word]) -> Invocation | None:
     """Behind `--` and behind `--launcher-args` stands what the launcher is told."""
     program = words[0].rpartition("/")[2] if words else ""
@@ -98,6 +106,7 @@ def read(draft: Draft, request: ReadRequest) -> None:
     take_task(draft, keys)
     take_plugins(draft, keys)
     take_method(draft, keys)
+    take_unfrozen(draft, keys)
     take_precision(draft, keys)
     take_attention(draft, keys)
     take_checkpointing(draft, keys)
@@ -149,7 +158,34 @@ def take_task(draft: Draft, keys: Keys) -> None:
     if is_on(keys.get("processor_type")) or is_on(keys.get("is_multimodal")):
         draft.refuse("images or sound", "rows hold more than text")
     if is_on(keys.document.get("lisa_n_layers")) and is_on(keys.document.get("lisa_step_interval")):
-        draft.refuse("LISA", "layers are frozen in turns")
+        draft.not_modelled(keys, "lisa_n_layers", LISA)
+
+
+LISA = (
+    "so many layers are trained at a time, and the optimizer keeps states of all that were; taken is that all are "
+    "trained, whose gradients need more memory and time"
+)
+"""axolotl/utils/callbacks/lisa.py: embedding, norm and head are trained throughout; states are never let go."""
+FROZEN = (
+    "Axolotl compares it with the start of a weight's name, base_model. with adapters, so that none is trained as the "
+    "file stands; taken is that adapters are"
+)
+"""axolotl/utils/freeze.py, `freeze_layers_except`, `LayerNamePattern.match`; axolotl/train.py applies it to the model
+with its adapters."""
+
+
+def take_unfrozen(draft: Draft, keys: Keys) -> None:
+    """All of the text's weights, or those of some layers."""
+    given = keys.get("unfrozen_parameters")
+    patterns = [each for each in given if isinstance(each, str)] if isinstance(given, list) else []
+    if not patterns:
+        return
+    if draft.fields.get("method") != "full":
+        draft.not_modelled(keys, "unfrozen_parameters", FROZEN)
+        return
+    starts = {each.removeprefix("^").rstrip(".*$").removesuffix(".weight") for each in patterns}
+    if "lm_head" not in starts or not starts & {"model", "model.language_model"}:
+        draft.not_modelled(keys, "unfrozen_parameters", "only these weights are trained; taken is that all are")
 
 
 def take_plugins(draft: Draft, keys: Keys) -> None:

@@ -118,7 +118,6 @@ REPORTED: Mapping[str, str] = {
     "peft_layer_replication": "layers are used more than once",
     "peft_trainable_token_indices": "rows of the embedding are trained",
     "peft.loftq_config.loftq_bits": "adapters start from the error of quantisation",
-    "unfrozen_parameters": "only these weights are trained",
     "relora": "adapters are merged and begun anew while it trains",
     "nvfp4_merge_aware": "the base's weights are in 4 bits of NVIDIA's format",
     "use_scattermoe": "kernels of experts' layers",
