@@ -144,10 +144,17 @@ class TestMethod:
         assert "mora" in read("adapter: mora\n").refused
 
     def test_what_else_is_trained(self, read: Any) -> None:
-        text = "lora_modules_to_save: [embed_tokens]\nrelora: true\nlora_target_parameters: [mlp.experts.down_proj]\n"
-        found = unread(read(LORA + text))
-        assert {"lora_target_parameters", "relora"} <= set(found)
+        text = "lora_modules_to_save: [embed_tokens]\nrelora: true\n"
+        assert {"lora_modules_to_save", "relora"} <= set(unread(read(LORA + text)))
         assert "all are" in unread(read("unfrozen_parameters: ['^lm_head']\n"))["unfrozen_parameters"]
+
+    def test_experts_by_their_parameters(self, read: Any) -> None:
+        text = LORA + "lora_target_parameters: [experts.gate_up_proj, experts.down_proj]\n"
+        alone, beside = read(text), read(text + "lora_target_modules: [q_proj]\n")
+        assert field(alone, "lora.targets") == ["experts.gate_up_proj", "experts.down_proj"]
+        assert field(beside, "lora.targets") == ["q_proj", "experts.gate_up_proj", "experts.down_proj"]
+        assert not {"lora_target_parameters"} & (set(unread(alone)) | set(unread(beside)))
+        assert "lora_target_parameters" in unread(read(text + "lora_target_linear: true\n"))
 
     def test_what_is_not_frozen(self, read: Any) -> None:
         """All of the text is all there is here; a pattern starts where a weight's name does, which adapters change."""
@@ -161,7 +168,7 @@ class TestMethod:
     def test_layers_in_turns(self, read: Any) -> None:
         recipe = read("lisa_n_layers: 4\nlisa_step_interval: 20\n")
         assert recipe.job["method"] == "full" and "at a time" in unread(recipe)["lisa_n_layers"]
-        assert not unread(read("lisa_n_layers: 4\n"))
+        assert "lisa_n_layers" not in unread(read("lisa_n_layers: 4\n"))
 
 
 def recipe_kernels(recipe: Recipe) -> Any:

@@ -23,6 +23,7 @@ from tunecast.job.stacks import stack_of
 from tunecast.tape.build import functional as F
 from tunecast.tape.build.adapted_by_pattern import held_modules, matching_layers
 from tunecast.tape.build.dtypes import FLOAT16, FLOAT32, Dtype
+from tunecast.tape.build.experts import Experts
 from tunecast.tape.build.gptq import KeptLinearGPTQ, LinearGPTQ, added_to_view
 from tunecast.tape.build.modules import Dropout, Linear, Module, bring
 from tunecast.tape.build.packed.awq import LinearAWQ
@@ -117,13 +118,28 @@ def moved_names(model_type: str) -> Mapping[str, str]:
     return PARAMETERS.get(model_type, {})
 
 
+def parameters_named(job: Job, model: Any) -> set[str]:
+    """Targets that mean experts' stacked weights themselves, as `experts.down_proj`: PEFT's `target_parameters`, which
+    it compares with the end of a parameter's name."""
+    given = job.lora.targets
+    paths = [
+        f".{module.path}.{name}"
+        for module in model.modules()
+        if isinstance(module, Experts)
+        for name in (*module.own, *module.packed)
+    ]
+    names = () if given is None or isinstance(given, str) else given
+    return {name for name in names if "." in name and any(path.endswith(f".{name}") for path in paths)}
+
+
 def insert_parameter_adapters(job: Job, model: Any, wanted: Collection[str] | None) -> list[ParameterLora]:
     """After all linear layers; `wanted` None means every one."""
     moved = moved_names(model.model_type)
     names = {new for old, new in moved.items() if wanted is None or old in wanted}
-    dropout = 0.0 if stack_of(job).drops_before_experts else job.lora.dropout
-    if names and (dropout or job.lora.dora):
-        what = "dropout" if dropout else "dora"
+    asked = {name.rpartition(".")[2] for name in parameters_named(job, model)}
+    drops = bool(job.lora.dropout) and (bool(asked) or not stack_of(job).drops_before_experts)
+    if names | asked and (drops or job.lora.dora):
+        what = "dropout" if drops else "dora"
         raise UsageError.at(
             f"lora.{what}",
             f"PEFT refuses it for experts and routers, which are parameters here. To fix: lora.{what} 0, "
@@ -131,9 +147,11 @@ def insert_parameter_adapters(job: Job, model: Any, wanted: Collection[str] | No
         )
     out = []
     for parent, child, module in list(held_modules(model)):
-        for parameter in module.own:
-            if parameter in names or f"{child}.{parameter}" in names:
-                rank = job.lora.rank * (2 if parameter == "gate_up_proj" else 1)  # two layers in one
+        for parameter in (*module.own, *getattr(module, "packed", ())):
+            is_asked = parameter in asked and isinstance(module, Experts)
+            if is_asked or parameter in names or f"{child}.{parameter}" in names:
+                doubled = parameter == "gate_up_proj" and not is_asked  # two layers in one
+                rank = job.lora.rank * (2 if doubled else 1)
                 base = parent.children[child]
                 adapted = ParameterLora(base, module, parameter, rank, scaling(job))
                 adapted.name_all(base.path)
@@ -154,15 +172,21 @@ class ParameterLora(Module):
         self.base_layer = base
         self.holder: list[Any] = [holder]  # in a list: it is no child of this module
         self.parameter_name, self.scaling = parameter, scaling
-        shape = holder.own[parameter].shape
+        shape = self.held().shape
         self.experts = shape[0] if len(shape) == 3 else 1
         self.stored_by_input = getattr(holder, "transposed", False)
         outputs, inputs = reversed(shape[-2:]) if self.stored_by_input else shape[-2:]
         self.lora_A = Linear(base.machine, inputs, rank * self.experts)
         self.lora_B = Linear(base.machine, rank * self.experts, outputs)
 
+    def held(self) -> Any:
+        """The parameter, or how it is packed."""
+        holder, name = self.holder[0], self.parameter_name
+        return holder.own[name] if name in holder.own else holder.packed[name]
+
     def adapter_dtype(self) -> Dtype:
-        return self.holder[0].own[self.parameter_name].dtype
+        found: Dtype = self.held().dtype
+        return found
 
     def adapter_parameters(self) -> list[Tensor]:
         return [self.lora_A.weight, self.lora_B.weight]
@@ -170,16 +194,18 @@ class ParameterLora(Module):
     def forward(self, *args: Any) -> Any:
         self.machine.of_host(EXCHANGE)
         holder, name = self.holder[0], self.parameter_name
-        weight = holder.own[name]
+        held = self.held()
+        weight = held if isinstance(held, Tensor) else held.dequantize()
         proxy = self.by_factors(weight) if self.experts > 1 else self.by_sum(weight)
         proxy()  # whether it changes shape or type
-        del holder.__dict__[name]
+        holder.__dict__.pop(name, None)
         holder.computed[name] = proxy
         try:
             return self.base_layer(*args)
         finally:
             holder.computed.clear()
-            object.__setattr__(holder, name, weight)
+            if isinstance(held, Tensor):
+                object.__setattr__(holder, name, weight)
 
     def by_sum(self, weight: Tensor) -> Callable[[], Tensor]:
         a = F.cast_for_product(self.lora_A.weight)
@@ -334,9 +360,12 @@ def wanted_names(job: Job, model: Any) -> Collection[str] | None:
     if given == "all-linear":
         return linear_names(model) if stack_of(job).lists_linear else None
     assert given is not None, "targets follow from the model: fill_in comes first"
-    present = {name for module in model.modules() for name in module.children}
+    present = {name for module in model.modules() for name in module.children} | set(moved_names(model.model_type))
     usual = ATTENTION - {"out_proj"} if model.model_type in MAMBA else ATTENTION  # it is Mamba's there
-    names = usual & present if given == "attention" else {last_part(name, model) for name in given}
+    asked = parameters_named(job, model)
+    names = usual & present if given == "attention" else {last_part(name, model) for name in given if name not in asked}
+    if asked and not names:
+        return names
     missing = ", ".join(sorted(names - present))
     if not names & present or any("." in name for name in names - present):
         raise UsageError.at("lora.targets", f"this model has no {missing or 'such modules'}")

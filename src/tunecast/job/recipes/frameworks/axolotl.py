@@ -266,10 +266,24 @@ def take_adapter(draft: Draft, keys: Keys) -> None:
     elif given:
         names = module_names(given)
         draft.put("lora.targets", given if names is None else names, keys, "lora_target_modules")
+    take_parameters(draft, keys)
     if switch(keys.get("peft_autocast_adapter_dtype")) is False:
         draft.put("lora.adapter_dtype", "bfloat16", keys, "peft_autocast_adapter_dtype")
     else:
         draft.assume("lora.adapter_dtype", "float32", "PEFT")
+
+
+def take_parameters(draft: Draft, keys: Keys) -> None:
+    """Experts' stacked weights that get adapters, beside linear layers by their names."""
+    given = keys.get("lora_target_parameters")
+    if not is_on(given):
+        return
+    names = [given] if isinstance(given, str) else given
+    modules = draft.fields.get("lora.targets", [])
+    if all(isinstance(each, list) and all(isinstance(name, str) for name in each) for each in (names, modules)):
+        draft.put("lora.targets", modules + names, keys, "lora_target_parameters")
+    else:
+        draft.not_modelled(keys, "lora_target_parameters", "experts' weights get adapters")
 
 
 def module_names(given: Any) -> list[str] | None:

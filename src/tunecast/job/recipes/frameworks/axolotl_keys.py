@@ -111,7 +111,6 @@ PLUGINS_REPORTED = {
 }
 REPORTED: Mapping[str, str] = {
     "lora_modules_to_save": "these modules are trained whole, beside the adapters",
-    "lora_target_parameters": "experts' weights get adapters",
     "lora_rank_pattern": "ranks differ by module",
     "lora_exclude_modules": "these modules get no adapter",
     "peft_layers_to_transform": "only these layers get adapters",
