@@ -148,6 +148,14 @@ class TestMethod:
         assert {"lora_modules_to_save", "relora"} <= set(unread(read(LORA + text)))
         assert "all are" in unread(read("unfrozen_parameters: ['^lm_head']\n"))["unfrozen_parameters"]
 
+    def test_a_checkpoint_in_nvidias_4_bits(self, read: Any) -> None:
+        recipe = read(LORA, start="base_model: nvidia/Qwen3-30B-A3B-NVFP4\nsequence_len: 512\n")
+        expected = {"format": "fp4", "double_quant": False, "experts": True, "prepare_kbit": False}
+        assert recipe.job["method"] == "qlora" and recipe.job["quantization"] == expected
+        assert "as large" in unread(recipe)["base_model"]
+        full = read(start="base_model: nvidia/Qwen3-30B-A3B-NVFP4\nsequence_len: 512\nflash_attention: true\n")
+        assert "quantization" not in full.job
+
     def test_experts_by_their_parameters(self, read: Any) -> None:
         text = LORA + "lora_target_parameters: [experts.gate_up_proj, experts.down_proj]\n"
         alone, beside = read(text), read(text + "lora_target_modules: [q_proj]\n")

@@ -201,6 +201,11 @@ def take_plugins(draft: Draft, keys: Keys) -> None:
         draft.refuse(*PLUGIN_TASKS["kd"])
 
 
+NVFP4 = "4 bits of NVIDIA's format, with 8 more for 16 weights, are taken as bitsandbytes' fp4, which are as large"
+"""bitsandbytes has 32 bits for 64 weights. As Axolotl's kernels do, a layer's weights are dequantised when they are used
+(axolotl/integrations/kernels)."""
+
+
 def take_method(draft: Draft, keys: Keys) -> None:
     """4 bits count with adapter qlora alone, 8 bits with lora (`ModelLoader._set_quantization_config`)."""
     adapter = word(keys.get("adapter"))
@@ -211,7 +216,8 @@ def take_method(draft: Draft, keys: Keys) -> None:
     if adapter not in ("lora", "qlora"):
         draft.refuse(f"adapter {adapter[:64]}", "LoRA's are modelled")
         return
-    is_quantised = adapter == "qlora" or eight or is_on(keys.get("gptq"))
+    is_nvfp4 = adapter == "lora" and not eight and "nvfp4" in word(keys.document.get("base_model")).lower()
+    is_quantised = adapter == "qlora" or eight or is_nvfp4 or is_on(keys.get("gptq"))
     draft.put("method", "qlora" if is_quantised else "lora", keys, "adapter")
     if adapter == "qlora":
         kwargs = "bnb_config_kwargs"
@@ -227,6 +233,10 @@ def take_method(draft: Draft, keys: Keys) -> None:
         keys.get(f"{kwargs}.llm_int8_has_fp16_weight", f"{kwargs}.bnb_4bit_quant_storage")
     elif eight:
         draft.put("quantization.format", "int8", keys, "load_in_8bit")
+    elif is_nvfp4:
+        for field, value in (("format", "fp4"), ("double_quant", False), ("experts", True)):
+            draft.put(f"quantization.{field}", value, keys, "base_model")
+        draft.not_modelled(keys, "base_model", NVFP4)
     elif is_quantised:
         draft.put("quantization.format", "gptq", keys, "gptq")
     elif is_on(four):
