@@ -91,7 +91,7 @@ def test_known(job: dict[str, Any]) -> None:
         ({"parallel": {"data": "zero2"}, "matmul_dtype": "float8"}, "matmul_dtype", "allowed: null, or float8"),
         ({"parallel": {"data": "fsdp"}, "matmul_dtype": "float4"}, "matmul_dtype", "allowed: null"),
         ({"parallel": {"reduce_dtype": "float32"}}, "parallel.reduce_dtype", "allowed: null"),
-        ({"parallel": {"expert": 4}}, "parallel", "known of automodel, megatron, nemo, torchtitan; transformers' own"),
+        ({"parallel": {"expert": 4}}, "parallel", "automodel, axolotl, megatron, nemo, torchtitan; transformers' own"),
         ({"optimizer": "lomo"}, "optimizer", "on one card"),
         ({"optimizer_in_backward": True}, "optimizer_in_backward", "on one card"),
     ],

@@ -105,6 +105,18 @@ def _context_kind(job: Job) -> str | None:
     return None
 
 
+def _expert(job: Job) -> str | None:
+    """axolotl/integrations/expert_parallel/plugin.py, `_resolve_ep_group`: without FSDP it takes all cards."""
+    ranks, cards, stack = job.parallel.expert, job.hardware.cards, stack_of(job)
+    if ranks == 1 or not stack.uses_accelerate or "expert" not in stack.splits:
+        return None
+    if not sharding_of(job).is_replicated or job.parallel.context > 1:
+        return f"got {ranks} with parallel.data {job.parallel.data}, not known together; allowed: 1, or with {REPLICATED}"
+    if ranks != cards:
+        return f"got {ranks} on {cards} cards; Axolotl spreads experts over all of them. To fix: {ranks} cards"
+    return None
+
+
 def _spread(job: Job) -> str | None:
     """device_map is one process: the cards of its machine, and nobody else."""
     layers, hardware = job.parallel.layers, job.hardware
@@ -285,6 +297,7 @@ RULES: Mapping[str, Callable[[Job], str | None]] = {
     "parallel.data": _data,
     "parallel": _dimensions,
     "parallel.context_kind": _context_kind,
+    "parallel.expert": _expert,
     "parallel.offload": _offload,
     "parallel.reduce_dtype": _reduce_dtype,
     "parallel.sequence_parallel": _sequence_parallel,

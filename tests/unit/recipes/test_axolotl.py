@@ -137,7 +137,10 @@ class TestMethod:
         assert read(LORA + text).job["lora"]["targets"] == ["up_proj", "down_proj", "q_proj"]
         assert module_names(["q_proj", "v_proj"]) == ["q_proj", "v_proj"]
         assert module_names(r".*\.(q_proj|v_proj)$") == ["q_proj", "v_proj"]
-        for other in (r"layers\.(?!0).*", ["(a+)+$"], [1], 7):
+        nested = r"model.layers.[\d]+.(self_attn.(q|kv_b)_proj|mlp.(shared_experts.)?(up_proj|down_proj))"
+        assert module_names(nested) == ["q_proj", "kv_b_proj", "up_proj", "down_proj"]
+        assert module_names("a|b.c") == ["a", "c"]
+        for other in (r"layers\.(?!0).*", ["(a+)+$"], [1], 7, "(a|b", "a)", "(a|b)" * 9, "(" * 5000, "x.(a|b)*"):
             assert module_names(other) is None
 
     def test_other_adapters_are_refused(self, read: Any) -> None:
@@ -473,6 +476,17 @@ class TestExperts:
 
     def test_not_where_nothing_is(self, read: Any) -> None:
         assert field(read(LORA + "quantize_moe_experts: true\n"), "quantization.experts") is None
+
+
+def test_spread_experts(read: Any) -> None:
+    """All cards are what is split together, and DeepEP's buffer is beside torch's memory."""
+    plugin = "plugins: [axolotl.integrations.expert_parallel.ExpertParallelPlugin]\n"
+    recipe = read(plugin + "expert_parallel_size: 4\n")
+    assert field(recipe, "parallel.expert") == 4
+    assert recipe.job["hardware"] == {"gpus": 4, "reserve_bytes": 256 * 2**20}
+    more = read(plugin + "expert_parallel_size: 4\ndp_shard_size: 2\nexpert_parallel_num_nvl_bytes: 1024\n")
+    assert more.job["hardware"] == {"gpus": 8, "reserve_bytes": 1024}
+    assert "parallel" not in read("expert_parallel_size: 4\n").job  # without the plugin nobody reads it
 
 
 def test_packed_rows_are_filled_up(read: Any) -> None:

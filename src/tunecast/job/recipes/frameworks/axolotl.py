@@ -306,14 +306,39 @@ def module_names(given: Any) -> list[str] | None:
     for each in given:
         if not isinstance(each, str):
             return None
-        last = each.replace("\\.", ".").rstrip("$").rpartition(".")[2]
-        before, opened, behind = last.partition("(")
-        choices, closed, after = behind.partition(")")
-        parts = [f"{before}{choice}{after}" for choice in choices.split("|")] if opened and closed else [last]
-        if not all(part.replace("_", "").isalnum() for part in parts):
+        paths = spelled_out(each.replace("\\.", ".").removeprefix("^").rstrip("$"))
+        parts = [path.rpartition(".")[2] for path in paths]
+        if not parts or not all(part.replace("_", "").isalnum() for part in parts):
             return None
         names += parts
     return list(dict.fromkeys(names))
+
+
+MOST_SPELLINGS = 256
+
+
+def spelled_out(pattern: str) -> list[str]:
+    """What an expression of choices may be: of `a.(b|c)?.d` a..d, a.b.d and a.c.d. Nothing where they are too many, or
+    not closed. What else expressions know stays as it is written."""
+    stack: list[tuple[list[str], list[str]]] = []
+    done, here = list[str](), [""]
+    for place, letter in enumerate(pattern):
+        if letter == "(":
+            stack.append((done, here))
+            done, here = [], [""]
+        elif letter == "|":
+            done, here = done + here, [""]
+        elif letter == ")":
+            if not stack:
+                return []
+            choices = done + here + ([""] if pattern[place + 1 : place + 2] == "?" else [])
+            done, before = stack.pop()
+            if len(before) * len(choices) > MOST_SPELLINGS:
+                return []
+            here = [first + choice for first in before for choice in choices]
+        elif not (letter == "?" and pattern[place - 1 : place] == ")"):
+            here = [each + letter for each in here]
+    return [] if stack else done + here
 
 
 def take_precision(draft: Draft, keys: Keys) -> None:

@@ -167,6 +167,8 @@ def load(
     elif hasattr(model, "quantizer"):
         model.quantizer.replace_in(model)
     bring_all(model)
+    if job.parallel.expert > 1 and stack_of(job).uses_accelerate:
+        part("sharding.deep_ep").spread(model, job.parallel.expert)
     widen_kept(model)
     if reading is not None and not over_host:
         part("checkpoint").draw_initial_weights(model)
