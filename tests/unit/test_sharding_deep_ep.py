@@ -51,7 +51,7 @@ def test_all_are_loaded_and_a_part_is_kept() -> None:
 
 
 def test_a_token_goes_once_to_each_rank_that_has_one_of_its_experts() -> None:
-    """Of 4 x 128 tokens with 2 of 8 experts 7 in 16 choose one of a rank's. Rows and weights there and the results back,
+    """Of 4 x 128 tokens with 2 of 8 experts 7 in 16 choose one of a rank's. Rows and weights there, the results back,
     and the same backwards."""
     assert received(TOKENS, RANKS, TOP) == 4 * TOKENS * 7 // 16 == 224
     step = tape_of().steps()[1]

@@ -23,9 +23,7 @@ DOWN = EXPERTS * (HIDDEN + INNER)
 """Elements of both matrices for each rank."""
 
 
-def adapters_bytes(
-    targets: list[str] | str, dropout: float = 0.0, config: dict[str, Any] = QWEN, **more: Any
-) -> int:
+def adapters_bytes(targets: list[str] | str, dropout: float = 0.0, config: dict[str, Any] = QWEN, **more: Any) -> int:
     job = {
         "model": "llama-3.2-1b", "stack": "axolotl", "seq_len": 64, "method": "lora", "weights_dtype": "bfloat16",
         "lora": {"rank": RANK, "targets": targets, "dropout": dropout, "adapter_dtype": "bfloat16"}, **more,

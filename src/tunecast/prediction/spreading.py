@@ -111,7 +111,9 @@ def _expert(job: Job) -> str | None:
     if ranks == 1 or not stack.uses_accelerate or "expert" not in stack.splits:
         return None
     if not sharding_of(job).is_replicated or job.parallel.context > 1:
-        return f"got {ranks} with parallel.data {job.parallel.data}, not known together; allowed: 1, or with {REPLICATED}"
+        return (
+            f"got {ranks} with parallel.data {job.parallel.data}, not known together; allowed: 1, or with {REPLICATED}"
+        )
     if ranks != cards:
         return f"got {ranks} on {cards} cards; Axolotl spreads experts over all of them. To fix: {ranks} cards"
     return None

@@ -49,9 +49,10 @@ class Quantizer:
 
     def takes(self, module: Module) -> TypeGuard[Linear]:
         """The head stays as it is, what the checkpoint leaves, and kinds of layers that transformers passes over."""
-        takes = isinstance(module, Linear) and module is not self.head and not module.stays
-        if takes and type(module) is not Linear and not module.fan_in_fan_out:
-            takes = module.machine.era.packs_kin_of_linear
+        if not isinstance(module, Linear) or module is self.head or module.stays:
+            return False
+        is_plain = type(module) is Linear or module.fan_in_fan_out
+        takes = is_plain or module.machine.era.packs_kin_of_linear
         return takes and (self.stored is None or not self.stored.skips(module.path))
 
     def replace_in(self, module: Module) -> None:

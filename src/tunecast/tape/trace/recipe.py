@@ -8,7 +8,6 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Mapping, Sequence
-from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any
 
@@ -170,11 +169,12 @@ def quantize(job: Job, model: Any, dtype: torch.dtype) -> None:
     """Linear by linear, as a loader does: the weight arrives in `dtype` and leaves quantised. The head stays, what the
     model wants to stay, and since transformers 5.5 what is more than nn.Linear (integrations/bitsandbytes.py)."""
     import bitsandbytes as bnb
+    from transformers import __version__ as release
 
     four_bit = job.quantization.format in ("nf4", "fp4")
     head = model.get_output_embeddings()
     kept = tuple(getattr(model, "_keep_in_fp32_modules", None) or ())
-    takes_kin = minor(version("transformers")) < (5, 5)
+    takes_kin = minor(release) < (5, 5)
 
     def quantized(linear: torch.nn.Linear) -> Any:
         weight = torch.empty(linear.out_features, linear.in_features, dtype=dtype, device="cuda").normal_(0, 0.02)

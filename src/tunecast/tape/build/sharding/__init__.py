@@ -2,6 +2,8 @@
 
 accelerate.py  FSDP2 and FSDP 1 the way accelerate wraps a transformers model
 ddp.py         replicas: torch's DistributedDataParallel on paper, as transformers' Trainer makes it
+deep_ep.py     Axolotl's expert parallelism on paper: tokens go to the ranks that have their experts, by DeepEP's
+               kernels
 fetched.py     weights of ZeRO-3: who fetches them and when, and when they are let go
 flat_parts.py  what a flat parameter of FSDP 1 is made of
 flat_unit.py   one flat parameter of FSDP 1

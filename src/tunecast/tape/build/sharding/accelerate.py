@@ -49,7 +49,9 @@ STORED = (
 )
 
 
-FLOAT8 = "matmul_dtype float8 under FSDP 2: torchao's layers as torchtitan's are taken, which nobody traced in accelerate"
+FLOAT8 = (
+    "matmul_dtype float8 under FSDP 2: torchao's layers as torchtitan's are taken, which nobody traced in accelerate"
+)
 INT8_SHARDS = "8-bit weights under FSDP 2 follow axolotl/monkeypatch/fsdp2_qlora.py and were not traced"
 OTHER_PARTS = "towers beside the text are taken as in FSDP's outermost unit, as where its text layers alone are named"
 """`transformer_layer_cls_to_wrap`; where nobody names any, all that `_no_split_modules` lists must be there."""

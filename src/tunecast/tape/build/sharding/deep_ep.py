@@ -5,8 +5,8 @@ After axolotl/integrations/expert_parallel: shard.py (`shard_expert_weights`), e
 
     loading    every rank loads the whole model, and then keeps a copy of its part of the experts
     forward    a token goes once to each rank that has one of its experts; there it is a row for every expert it was
-               given anywhere, those of other ranks with a weight of zero, so that the experts' layers see more rows than
-               without; the results are summed up where the token came from
+               given anywhere, those of other ranks with a weight of zero, so that experts see more rows than without;
+               results are summed up where a token came from
     DDP        leaves the experts alone
 
 Ignored  DeepEP's own buffer, which torch does not allocate: `hardware.reserve_bytes`.
@@ -26,7 +26,10 @@ from tunecast.tape.build.tensor import Tensor
 from tunecast.tape.op import Role
 
 GROUP = "expert"
-FOLLOWS_SOURCE = "parallel.expert: experts over ranks follow Axolotl's source and were not traced; DeepEP's kernels are priced as NCCL's"
+FOLLOWS_SOURCE = (
+    "parallel.expert: experts over ranks follow Axolotl's source and were not traced; DeepEP's kernels are priced as "
+    "NCCL's"
+)
 
 
 def spread(model: Any, ranks: int) -> None:
