@@ -12,7 +12,8 @@ from tunecast.errors import TunecastError
 from tunecast.job.readers import read_job
 from tunecast.job.recipes import Recipe, find_recipe
 from tunecast.job.recipes.document import yaml_document
-from tunecast.job.recipes.frameworks.axolotl import DEFAULTS, WITHOUT_EFFECT, invocation, module_names, recognises
+from tunecast.job.recipes.frameworks.axolotl import DEFAULTS, WITHOUT_EFFECT, invocation, recognises
+from tunecast.job.recipes.frameworks.axolotl_method import module_names
 from tunecast.job.recipes.words import Word
 
 SMALLEST = "base_model: meta-llama/Llama-3.1-8B\ndatasets: [{path: a/b, type: alpaca}]\n"
