@@ -318,7 +318,9 @@ class TestRun:
         assert read(text + "eval_batch_size: 6").job["run"]["eval_batch"] == 6
         assert read(text + "sample_packing: true").job["run"]["eval_batch"] == 1
         packed = read(text + "sample_packing: true\neval_sample_packing: false\nevals_per_epoch: 2")
-        assert "eval_sample_packing" in unread(packed)
+        assert "eval_sample_packing" in unread(packed) and packed.job["run"]["eval_batch"] == 1
+        more = read(text + "sample_packing: true\neval_sample_packing: false\nevals_per_epoch: 2\neval_batch_size: 5")
+        assert more.job["run"]["eval_batch"] == 3  # 5 rows of 1,024 tokens in rows of 2,048
 
     def test_optimizers(self, read: Any) -> None:
         assert read("optimizer: ao_adamw_8bit").job["optimizer"] == "adamw_torch_8bit"
