@@ -66,7 +66,8 @@ def insert_parameter_adapters(job: Job, model: Any, wanted: Collection[str] | No
         )
     out = []
     for parent, child, module in list(held_modules(model)):
-        for parameter in (*module.own, *getattr(module, "packed", ())):
+        packed = module.packed if isinstance(module, Experts) else {}
+        for parameter in (*module.own, *packed):
             is_asked = parameter in asked and isinstance(module, Experts)
             if is_asked or parameter in names or f"{child}.{parameter}" in names:
                 doubled = parameter == "gate_up_proj" and not is_asked  # two layers in one
