@@ -91,8 +91,11 @@ def test_known(job: dict[str, Any]) -> None:
             "allowed: nf4, fp4, null",
         ),
         ({"parallel": {"data": "fsdp"}, "compile": True}, "compile", "allowed: false"),
+        ({"parallel": {"data": "fsdp", "fsdp_version": 1}, "matmul_dtype": "float8"}, "matmul_dtype", "fsdp_version 2"),
+        ({"parallel": {"data": "zero2"}, "matmul_dtype": "float8"}, "matmul_dtype", "allowed: null, or float8"),
+        ({"parallel": {"data": "fsdp"}, "matmul_dtype": "float4"}, "matmul_dtype", "allowed: null"),
         ({"parallel": {"reduce_dtype": "float32"}}, "parallel.reduce_dtype", "allowed: null"),
-        ({"parallel": {"expert": 4}}, "parallel", "known of automodel, megatron, nemo, torchtitan; transformers' own"),
+        ({"parallel": {"expert": 4}}, "parallel", "automodel, axolotl, megatron, nemo, torchtitan; transformers' own"),
         ({"optimizer": "lomo"}, "optimizer", "on one card"),
         ({"optimizer_in_backward": True}, "optimizer_in_backward", "on one card"),
     ],
@@ -102,6 +105,10 @@ def test_refused_by_name_with_a_remedy(job: dict[str, Any], field: str, remedy: 
         require_modelled(asked(**job))
     assert refusal.value.field == field
     assert remedy in str(refusal.value)
+
+
+def test_float8_is_known_under_fsdp_2() -> None:
+    require_modelled(asked(parallel={"data": "fsdp"}, matmul_dtype="float8"))
 
 
 def test_the_traced_engine_is_one_cards() -> None:

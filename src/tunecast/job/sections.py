@@ -31,8 +31,8 @@ class Lora(Section):
         None,
         peft("LoraConfig.target_modules"),
         "modules that get an adapter; null: what PEFT chooses for the architecture (q_proj and v_proj of a Llama), or "
-        "all-linear where it has no choice of its own. NeMo Automodel's may be patterns of whole names (*_proj), "
-        "with ! before what is left out",
+        "all-linear where it has no choice of its own. experts.down_proj means experts' stacked weights themselves "
+        "(target_parameters). NeMo Automodel's may be patterns of whole names (*_proj), with ! before what is left out",
         choices=("all-linear", "attention"),
         aka="target_modules lora_target lora_target_modules lora_modules",
     )
@@ -77,7 +77,7 @@ class Quantization(Section):
         False,
         Origin("tunecast", "transformers' integrations/bitsandbytes.py replaces linear layers alone", False),
         "quantise the stacked weights of experts too, which bitsandbytes leaves as they are (nf4, fp4 and int8; "
-        "Axolotl's quantize_moe_experts)",
+        "Axolotl's quantize_moe_experts and llama4_linearized_experts)",
         flag="quantize-experts",
         aka="quantize_moe_experts",
     )

@@ -78,6 +78,11 @@ class Stack:
     matches_paths: bool = False
     """Its adapters are its own, not PEFT's: `lora.targets` may have patterns of modules' whole names, as `*_proj`, and
     `!` before what is left out."""
+    lists_linear: bool = False
+    """With targets all-linear it gives PEFT the names of the model's linear layers, so that experts, which are
+    parameters since transformers 5, get adapters only where a linear layer is called as theirs were."""
+    drops_before_experts: bool = False
+    """Takes `lora.dropout` where experts get adapters too, which then have none; PEFT by itself refuses it."""
     shards_ends: bool = False
     """`parallel.shard_ends`."""
     families: tuple[str, ...] = ()
@@ -119,6 +124,8 @@ class Stack:
     shards_layers_alone: bool = False
     """FSDP 2's units are layers and adapters; all else is the outermost's, whole from the first layer to the loss
     (axolotl/monkeypatch/accelerate/fsdp2.py, `fsdp2_prepare_model`)."""
+    shards_int8: bool = False
+    """FSDP 2 cuts bitsandbytes' 8-bit weights, which it fails on by itself."""
     fuses_any_head: bool = False
     """Liger's head and loss for models that Liger does not know (axolotl/integrations/liger/models/base.py)."""
     ends_texts: bool = True
@@ -155,7 +162,7 @@ _AXOLOTL = Stack(
     uses_accelerate=True,
     reentrant=True,  # axolotl/utils/config/__init__.py, `normalize_config`
     shardings=tuple(SHARDINGS),
-    splits=("layers",),
+    splits=("layers", "context", "expert"),
     offloads=True,
     search=("kernels", "attention"),
     weights_dtype=lambda job: "bfloat16",  # `torch_dtype` follows `bf16: auto`
@@ -165,12 +172,18 @@ _AXOLOTL = Stack(
         3: {"auto": True, "max_live_parameters": 0, "max_reuse_distance": 0, "sub_group_size": 0},
     },
     deepspeed_file="Axolotl's deepspeed_configs",
+    shards_int8=True,  # axolotl/monkeypatch/fsdp2_qlora.py
+    lists_linear=True,  # axolotl/loaders/adapter.py, `find_all_linear_names`
+    drops_before_experts=True,  # `_patch_peft_param_wrapper_dropout` in the same file
     fuses_any_head=True,
     shards_layers_alone=True,
     offloads_activations=True,
 )
 _LLAMA_FACTORY = replace(
-    _AXOLOTL,
+    _AXOLOTL,  # lists_linear: llamafactory/model/model_utils/misc.py, `find_all_linear_modules`
+    splits=("layers",),
+    shards_int8=False,
+    drops_before_experts=False,
     fuses_any_head=False,
     shards_layers_alone=False,
     offloads_activations=False,

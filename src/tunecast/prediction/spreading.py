@@ -105,6 +105,20 @@ def _context_kind(job: Job) -> str | None:
     return None
 
 
+def _expert(job: Job) -> str | None:
+    """axolotl/integrations/expert_parallel/plugin.py, `_resolve_ep_group`: without FSDP it takes all cards."""
+    ranks, cards, stack = job.parallel.expert, job.hardware.cards, stack_of(job)
+    if ranks == 1 or not stack.uses_accelerate or "expert" not in stack.splits:
+        return None
+    if not sharding_of(job).is_replicated or job.parallel.context > 1:
+        return (
+            f"got {ranks} with parallel.data {job.parallel.data}, not known together; allowed: 1, or with {REPLICATED}"
+        )
+    if ranks != cards:
+        return f"got {ranks} on {cards} cards; Axolotl spreads experts over all of them. To fix: {ranks} cards"
+    return None
+
+
 def _spread(job: Job) -> str | None:
     """device_map is one process: the cards of its machine, and nobody else."""
     layers, hardware = job.parallel.layers, job.hardware
@@ -159,9 +173,12 @@ def _compile(job: Job) -> str | None:
 
 
 def _matmul_dtype(job: Job) -> str | None:
-    if job.matmul_dtype is not None and (is_sharded(job) or is_flat(job)):
-        return f"got {job.matmul_dtype} with parallel.data {job.parallel.data}, not known together; allowed: null"
-    return None
+    """FSDP 2 wraps layers that torchao has converted before (accelerate's `_prepare_ao`)."""
+    on_fsdp2 = is_sharded(job) and not has_flat_parameters(job)
+    if job.matmul_dtype is None or not (is_sharded(job) or is_flat(job)) or (on_fsdp2 and job.matmul_dtype == "float8"):
+        return None
+    known = "null" if on_fsdp2 else "null, or float8 with fsdp and parallel.fsdp_version 2"
+    return f"got {job.matmul_dtype} with parallel.data {job.parallel.data}, not known together; allowed: {known}"
 
 
 def _kernels(job: Job) -> str | None:
@@ -195,7 +212,10 @@ def _format(job: Job) -> str | None:
     if got == "float8" and not stack_of(job).uses_megatron:
         known = f"known of {_of_megatron()} (TransformerEngine's fp8_param_gather)"
         return f"got float8, {known}; allowed with {job.stack}: null, or nf4, fp4, int8 and gptq where it knows them"
-    allowed = (*sharding_of(job).formats, *(("gptq",) if has_flat_parameters(job) else ()))
+    flat = has_flat_parameters(job)
+    cuts_int8 = is_sharded(job) and not flat and stack_of(job).shards_int8
+    more = ("gptq",) if flat else ("int8",) if cuts_int8 else ()
+    allowed = (*sharding_of(job).formats, *more)
     if (is_sharded(job) or is_flat(job)) and got is not None and got not in allowed:
         names = ", ".join((*allowed, "null"))
         return f"got {got} with parallel.data {job.parallel.data}, which cannot cut it; allowed: {names}"
@@ -279,6 +299,7 @@ RULES: Mapping[str, Callable[[Job], str | None]] = {
     "parallel.data": _data,
     "parallel": _dimensions,
     "parallel.context_kind": _context_kind,
+    "parallel.expert": _expert,
     "parallel.offload": _offload,
     "parallel.reduce_dtype": _reduce_dtype,
     "parallel.sequence_parallel": _sequence_parallel,

@@ -87,7 +87,7 @@ TRAININGS: dict[str, dict[str, Any]] = {
     "all-checkpointed": {"method": "lora", "lora": EVERYTHING, "autocast": None, **CHECKPOINTED},
     "qlora": {"method": "qlora", "quantization": {"format": "nf4"}, "lora": ATTENTION, **CHECKPOINTED},
 }
-NOT_WITH_LLAMA4 = ("all", "all-checkpointed", "qlora")
+NOT_WITH_LLAMA4 = ("all", "all-checkpointed")
 WITH_EAGER = (
     "deepseek_v3",
     "llama4",

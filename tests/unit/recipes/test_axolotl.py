@@ -12,7 +12,8 @@ from tunecast.errors import TunecastError
 from tunecast.job.readers import read_job
 from tunecast.job.recipes import Recipe, find_recipe
 from tunecast.job.recipes.document import yaml_document
-from tunecast.job.recipes.frameworks.axolotl import DEFAULTS, WITHOUT_EFFECT, invocation, module_names, recognises
+from tunecast.job.recipes.frameworks.axolotl import DEFAULTS, WITHOUT_EFFECT, invocation, recognises
+from tunecast.job.recipes.frameworks.axolotl_method import module_names
 from tunecast.job.recipes.words import Word
 
 SMALLEST = "base_model: meta-llama/Llama-3.1-8B\ndatasets: [{path: a/b, type: alpaca}]\n"
@@ -50,6 +51,12 @@ class TestRecognised:
             ("provider: modal\ngpu: h100\ngpu_count: 8", False),
         ):
             assert recognises(yaml_document(text, "x.yaml")) is expected
+
+    def test_what_rents_cards_trains_nothing(self, tmp_path: Path) -> None:
+        file = tmp_path / "cloud.yaml"
+        file.write_text("provider: modal\ngpu: h100\ngpu_count: 8\nsecrets: [HF_TOKEN]\n")
+        with pytest.raises(TunecastError, match="no training: `axolotl train --cloud`"):
+            find_recipe(file)
 
     def test_defaults(self, read: Any) -> None:
         recipe = read()
@@ -131,17 +138,49 @@ class TestMethod:
         assert read(LORA + text).job["lora"]["targets"] == ["up_proj", "down_proj", "q_proj"]
         assert module_names(["q_proj", "v_proj"]) == ["q_proj", "v_proj"]
         assert module_names(r".*\.(q_proj|v_proj)$") == ["q_proj", "v_proj"]
-        for other in (r"layers\.(?!0).*", ["(a+)+$"], [1], 7):
+        nested = r"model.layers.[\d]+.(self_attn.(q|kv_b)_proj|mlp.(shared_experts.)?(up_proj|down_proj))"
+        assert module_names(nested) == ["q_proj", "kv_b_proj", "up_proj", "down_proj"]
+        assert module_names("a|b.c") == ["a", "c"]
+        for other in (r"layers\.(?!0).*", ["(a+)+$"], [1], 7, "(a|b", "a)", "(a|b)" * 9, "(" * 5000, "x.(a|b)*"):
             assert module_names(other) is None
 
     def test_other_adapters_are_refused(self, read: Any) -> None:
         assert "mora" in read("adapter: mora\n").refused
 
     def test_what_else_is_trained(self, read: Any) -> None:
-        text = "lora_modules_to_save: [embed_tokens]\nrelora: true\nlora_target_parameters: [mlp.experts.down_proj]\n"
-        found = unread(read(LORA + text))
-        assert {"lora_target_parameters", "relora"} <= set(found)
-        assert "unfrozen_parameters" in unread(read("unfrozen_parameters: ['^lm_head']\n"))
+        text = "lora_modules_to_save: [embed_tokens]\nrelora: true\n"
+        assert {"lora_modules_to_save", "relora"} <= set(unread(read(LORA + text)))
+        assert "all are" in unread(read("unfrozen_parameters: ['^lm_head']\n"))["unfrozen_parameters"]
+
+    def test_a_checkpoint_in_nvidias_4_bits(self, read: Any) -> None:
+        recipe = read(LORA, start="base_model: nvidia/Qwen3-30B-A3B-NVFP4\nsequence_len: 512\n")
+        expected = {"format": "fp4", "double_quant": False, "experts": True, "prepare_kbit": False}
+        assert recipe.job["method"] == "qlora" and recipe.job["quantization"] == expected
+        assert "as large" in unread(recipe)["base_model"]
+        full = read(start="base_model: nvidia/Qwen3-30B-A3B-NVFP4\nsequence_len: 512\nflash_attention: true\n")
+        assert "quantization" not in full.job
+
+    def test_experts_by_their_parameters(self, read: Any) -> None:
+        text = LORA + "lora_target_parameters: [experts.gate_up_proj, experts.down_proj]\n"
+        alone, beside = read(text), read(text + "lora_target_modules: [q_proj]\n")
+        assert field(alone, "lora.targets") == ["experts.gate_up_proj", "experts.down_proj"]
+        assert field(beside, "lora.targets") == ["q_proj", "experts.gate_up_proj", "experts.down_proj"]
+        assert not {"lora_target_parameters"} & (set(unread(alone)) | set(unread(beside)))
+        assert "lora_target_parameters" in unread(read(text + "lora_target_linear: true\n"))
+
+    def test_what_is_not_frozen(self, read: Any) -> None:
+        """All of the text is all there is here; a pattern starts where a weight's name does, which adapters change."""
+        text = "unfrozen_parameters: [model.language_model.*, '^lm_head.weight$']\n"
+        assert "unfrozen_parameters" not in unread(read(text))
+        assert "none is trained" in unread(read(LORA + text))["unfrozen_parameters"]
+        assert "unfrozen_parameters" not in unread(read("unfrozen_parameters:\n"))
+        some = read("unfrozen_parameters: ['^lm_head.weight$', 'model.layers.2[0-9]+.mlp']\n")
+        assert "taken is that all are" in unread(some)["unfrozen_parameters"]
+
+    def test_layers_in_turns(self, read: Any) -> None:
+        recipe = read("lisa_n_layers: 4\nlisa_step_interval: 20\n")
+        assert recipe.job["method"] == "full" and "at a time" in unread(recipe)["lisa_n_layers"]
+        assert "lisa_n_layers" not in unread(read("lisa_n_layers: 4\n"))
 
 
 def recipe_kernels(recipe: Recipe) -> Any:
@@ -279,7 +318,9 @@ class TestRun:
         assert read(text + "eval_batch_size: 6").job["run"]["eval_batch"] == 6
         assert read(text + "sample_packing: true").job["run"]["eval_batch"] == 1
         packed = read(text + "sample_packing: true\neval_sample_packing: false\nevals_per_epoch: 2")
-        assert "eval_sample_packing" in unread(packed)
+        assert "eval_sample_packing" in unread(packed) and packed.job["run"]["eval_batch"] == 1
+        more = read(text + "sample_packing: true\neval_sample_packing: false\nevals_per_epoch: 2\neval_batch_size: 5")
+        assert more.job["run"]["eval_batch"] == 3  # 5 rows of 1,024 tokens in rows of 2,048
 
     def test_optimizers(self, read: Any) -> None:
         assert read("optimizer: ao_adamw_8bit").job["optimizer"] == "adamw_torch_8bit"
@@ -317,7 +358,6 @@ class TestTasks:
             ("model_type: AutoModelForSequenceClassification", "classification"),
             ("qat: {weight_dtype: int4}", "QAT"),
             ("processor_type: AutoProcessor", "images"),
-            ("lisa_n_layers: 4\nlisa_step_interval: 20", "LISA"),
             ("plugins: [axolotl.integrations.diffusion.DiffusionPlugin]", "diffusion"),
             ("plugins: [axolotl.integrations.kd.KDPlugin]", "distillation"),
         ],
@@ -429,6 +469,9 @@ class TestJunk:
 
 class TestExperts:
     def test_quantised_with_the_rest(self, read: Any) -> None:
+        linear = read("adapter: qlora\nload_in_4bit: true\nllama4_linearized_experts: true\n")
+        assert field(linear, "quantization.experts") is True and "llama4_linearized_experts" not in unread(linear)
+        assert "stacked" in unread(read(LORA + "llama4_linearized_experts: true\n"))["llama4_linearized_experts"]
         four = read("adapter: qlora\nload_in_4bit: true\nquantize_moe_experts: true\n")
         assert field(four, "quantization.experts") is True and "quantize_moe_experts" not in unread(four)
         eight = read(LORA + "load_in_8bit: true\nquantize_moe_experts: true\n")
@@ -436,6 +479,25 @@ class TestExperts:
 
     def test_not_where_nothing_is(self, read: Any) -> None:
         assert field(read(LORA + "quantize_moe_experts: true\n"), "quantization.experts") is None
+
+
+def test_spread_experts(read: Any) -> None:
+    """All cards are what is split together, and DeepEP's buffer is beside torch's memory."""
+    plugin = "plugins: [axolotl.integrations.expert_parallel.ExpertParallelPlugin]\n"
+    recipe = read(plugin + "expert_parallel_size: 4\n")
+    assert field(recipe, "parallel.expert") == 4
+    assert recipe.job["hardware"] == {"gpus": 4, "reserve_bytes": 256 * 2**20}
+    more = read(plugin + "expert_parallel_size: 4\ndp_shard_size: 2\nexpert_parallel_num_nvl_bytes: 1024\n")
+    assert more.job["hardware"] == {"gpus": 8, "reserve_bytes": 1024}
+    assert "parallel" not in read("expert_parallel_size: 4\n").job  # without the plugin nobody reads it
+
+
+def test_packed_rows_are_filled_up(read: Any) -> None:
+    """`hint_sample_packing_padding`: unless pad_to_sequence_len says false."""
+    packed = "sequence_len: 1000\nmicro_batch_size: 2\nsample_packing: true\nflash_attention: true\n"
+    assert field(read(packed), "data.pad_to_multiple_of") == 1024 and field(read(packed), "seq_len") == 2000
+    assert field(read(packed + "pad_to_sequence_len: true\n"), "data.pad_to_multiple_of") == 1024
+    assert field(read(packed + "pad_to_sequence_len: false\n"), "data.pad_to_multiple_of") is None
 
 
 def test_gemma_4_has_two_kernels_of_attention(read: Any) -> None:

@@ -11,6 +11,7 @@ MFU  model FLOPs a second over what the card could do at most in the dtype its m
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import ceil
 from typing import TYPE_CHECKING, Any
 
 from tunecast.hardware.cluster import Cluster, cluster_of
@@ -197,9 +198,16 @@ def typical_epoch(job: Job, lengths: Lengths | None) -> Epoch:
     return found
 
 
+NARROW_STEP = 128
+"""Tokens that products in float4 and float8 take at a time, the larger of both (tape/build/float4.py, float8.py)."""
+
+
 def lengths_to_price(job: Job, epoch: Epoch) -> tuple[int, ...]:
-    """Packed rows are as full as they are on average."""
-    return (max(1, round(epoch.mean_length)),) if job.data.packing else priced_lengths(epoch.lengths)
+    """Packed rows are as full as they are on average, and as narrow products take them."""
+    if not job.data.packing:
+        return priced_lengths(epoch.lengths)
+    step = 1 if job.matmul_dtype is None else NARROW_STEP
+    return (step * ceil(max(1, round(epoch.mean_length)) / step),)
 
 
 def plain(job: Job) -> Job:

@@ -1,6 +1,9 @@
 """The closed form: PyTorch on paper. A job's training step as a tape, in milliseconds, without torch.
 
 adapted_by_pattern.py  Which layers NeMo Automodel adapts: those whose whole names are like a pattern
+adapted_parameters.py  LoRA on stacked experts and routers, which are parameters and no linear layers
+                       (peft/tuners/lora/layer.py, `ParamWrapper`; peft/utils/transformers_weight_conversion.py says
+                       which names of a target list mean them)
 adapters.py            PEFT on paper: which linear layers and experts are adapted, and how an adapted one runs; DoRA
 attention.py           attention on paper
 autograd.py            autograd on paper: nodes with saved tensors, and the engine that runs them backward

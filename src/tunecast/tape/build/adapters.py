@@ -3,18 +3,12 @@
 Every forward pass makes the whole change as a matrix (the adapters applied to an identity matrix of the inputs),
 adds it to the whole weight and takes the norm of each row.
 
-LoRA on stacked experts and routers, which are parameters and no linear layers (peft/tuners/lora/layer.py,
-`ParamWrapper`; peft/utils/transformers_weight_conversion.py says which names of a target list mean them).
-
-The adapted parameter is the whole stack again, W + B A: made once to check its type when the wrapper is entered, and
-once more when the experts read it, which then keep it for the backward pass.
-
 PEFT on paper: which linear layers are adapted, and how an adapted one runs (peft 0.21.0).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from tunecast.errors import Unsupported, UsageError
@@ -23,6 +17,7 @@ from tunecast.job.releases import minor
 from tunecast.job.stacks import stack_of
 from tunecast.tape.build import functional as F
 from tunecast.tape.build.adapted_by_pattern import held_modules, matching_layers
+from tunecast.tape.build.adapted_parameters import insert_parameter_adapters, moved_names, parameters_named
 from tunecast.tape.build.dtypes import FLOAT16, FLOAT32, Dtype
 from tunecast.tape.build.frozen import checkpointing_of, embeddings_give_gradient, freeze_others
 from tunecast.tape.build.gptq import KeptLinearGPTQ, LinearGPTQ, added_to_view
@@ -32,7 +27,7 @@ from tunecast.tape.build.packed.fp8 import LinearFP8
 from tunecast.tape.build.packed.torchao import LinearTorchao
 from tunecast.tape.build.quantized import Linear4bit, Linear8bit, change_dtype, prepare_kbit
 from tunecast.tape.build.tensor import Tensor
-from tunecast.tape.op import EXCHANGE, Role
+from tunecast.tape.op import Role
 
 # ----------------------------------------------------------------------------------------------------------------- DoRA
 
@@ -98,113 +93,6 @@ def whole_weight(layer: Linear) -> Tensor:
 def stored_by_output(layer: Linear, weight: Tensor) -> Tensor:
     """PEFT turns the weights of GPT-2's layers round (`fan_in_fan_out`)."""
     return weight.t() if layer.fan_in_fan_out else weight
-
-
-# -------------------------------------------------------------------------------------------------- experts and routers
-
-
-MIXTRAL = {"gate": "gate.weight", "w1": "gate_up_proj", "w3": "gate_up_proj", "w2": "down_proj"}
-QWEN = {
-    "gate": "gate.weight", "gate_proj": "gate_up_proj", "up_proj": "gate_up_proj", "down_proj": "down_proj",
-}  # fmt: skip
-PARAMETERS: Mapping[str, Mapping[str, str]] = {
-    "mixtral": MIXTRAL, "minimax_m2": MIXTRAL, "qwen3_moe": QWEN, "qwen3_next": QWEN, "olmoe": QWEN, 
-    "deepseek_v2": QWEN, "deepseek_v3": QWEN, "deepseek_v32": QWEN, "glm4_moe": QWEN, "glm4_moe_lite": QWEN,
-    "glm_moe_dsa": QWEN, "minimax": MIXTRAL,
-}  # fmt: skip
-"""Names of linear layers in transformers 4 that are parameters in transformers 5, by architecture."""
-
-
-def moved_names(model_type: str) -> Mapping[str, str]:
-    return PARAMETERS.get(model_type, {})
-
-
-def insert_parameter_adapters(job: Job, model: Any, wanted: Collection[str] | None) -> list[ParameterLora]:
-    """After all linear layers; `wanted` None means every one."""
-    moved = moved_names(model.model_type)
-    names = {new for old, new in moved.items() if wanted is None or old in wanted}
-    if names and (job.lora.dropout or job.lora.dora):
-        what = "dropout" if job.lora.dropout else "dora"
-        raise UsageError.at(
-            f"lora.{what}",
-            f"PEFT refuses it for experts and routers, which are parameters here. To fix: lora.{what} 0, "
-            "or lora.targets attention.",
-        )
-    out = []
-    for parent, child, module in list(held_modules(model)):
-        for parameter in module.own:
-            if parameter in names or f"{child}.{parameter}" in names:
-                rank = job.lora.rank * (2 if parameter == "gate_up_proj" else 1)  # two layers in one
-                base = parent.children[child]
-                adapted = ParameterLora(base, module, parameter, rank, scaling(job))
-                adapted.name_all(base.path)
-                for part in (adapted.lora_A, adapted.lora_B):
-                    bring(part.weight, part.path, Role.ADAPTERS, adapted.adapter_dtype())
-                setattr(parent, child, adapted)
-                out.append(adapted)
-    return out
-
-
-def scaling(job: Job) -> float:
-    return job.lora.alpha / (job.lora.rank**0.5 if job.lora.rslora else job.lora.rank)
-
-
-class ParameterLora(Module):
-    def __init__(self, base: Module, holder: Module, parameter: str, rank: int, scaling: float) -> None:
-        super().__init__(base.machine)
-        self.base_layer = base
-        self.holder: list[Any] = [holder]  # in a list: it is no child of this module
-        self.parameter_name, self.scaling = parameter, scaling
-        shape = holder.own[parameter].shape
-        self.experts = shape[0] if len(shape) == 3 else 1
-        self.stored_by_input = getattr(holder, "transposed", False)
-        outputs, inputs = reversed(shape[-2:]) if self.stored_by_input else shape[-2:]
-        self.lora_A = Linear(base.machine, inputs, rank * self.experts)
-        self.lora_B = Linear(base.machine, rank * self.experts, outputs)
-
-    def adapter_dtype(self) -> Dtype:
-        return self.holder[0].own[self.parameter_name].dtype
-
-    def adapter_parameters(self) -> list[Tensor]:
-        return [self.lora_A.weight, self.lora_B.weight]
-
-    def forward(self, *args: Any) -> Any:
-        self.machine.of_host(EXCHANGE)
-        holder, name = self.holder[0], self.parameter_name
-        weight = holder.own[name]
-        proxy = self.by_factors(weight) if self.experts > 1 else self.by_sum(weight)
-        proxy()  # whether it changes shape or type
-        del holder.__dict__[name]
-        holder.computed[name] = proxy
-        try:
-            return self.base_layer(*args)
-        finally:
-            holder.computed.clear()
-            object.__setattr__(holder, name, weight)
-
-    def by_sum(self, weight: Tensor) -> Callable[[], Tensor]:
-        a = F.cast_for_product(self.lora_A.weight)
-        b = F.cast_for_product(self.lora_B.weight)
-        delta_weight = F.mm(b, a) * self.scaling
-        delta_weight = delta_weight.to(weight.dtype)
-        return lambda: weight + delta_weight
-
-    def by_factors(self, weight: Tensor) -> Callable[[], Tensor]:
-        weight_a, weight_b = self.lora_A.weight, self.lora_B.weight
-        weight_a = weight_a.reshape(self.experts, -1, weight_a.shape[-1])
-        weight_b = weight_b.reshape(weight_b.shape[0], -1, self.experts).permute(2, 0, 1)
-        if self.stored_by_input:
-            lhs, rhs = weight_a.transpose(1, 2), weight_b.transpose(1, 2)
-        else:
-            lhs, rhs = weight_b, weight_a
-        lhs = lhs.to(weight.dtype)
-        rhs = rhs.to(weight.dtype)
-
-        def folded() -> Tensor:
-            with self.machine.autocasting(None):
-                return F.baddbmm(weight, lhs, rhs, self.scaling)
-
-        return folded
 
 
 # -------------------------------------------------------------------------------------------------------- linear layers
@@ -341,17 +229,26 @@ def wanted_names(job: Job, model: Any) -> Collection[str] | None:
     """None: every linear layer but the head."""
     given = job.lora.targets
     if given == "all-linear":
-        return None
+        return linear_names(model) if stack_of(job).lists_linear else None
     assert given is not None, "targets follow from the model: fill_in comes first"
-    present = {name for module in model.modules() for name in module.children}
+    present = {name for module in model.modules() for name in module.children} | set(moved_names(model.model_type))
     usual = ATTENTION - {"out_proj"} if model.model_type in MAMBA else ATTENTION  # it is Mamba's there
-    names = usual & present if given == "attention" else {last_part(name, model) for name in given}
+    asked = parameters_named(job, model)
+    names = usual & present if given == "attention" else {last_part(name, model) for name in given if name not in asked}
+    if asked and not names:
+        return names
     missing = ", ".join(sorted(names - present))
     if not names & present or any("." in name for name in names - present):
         raise UsageError.at("lora.targets", f"this model has no {missing or 'such modules'}")
     if missing:
         model.machine.assumptions[PASSED_OVER.format(missing)] = None
     return names & present
+
+
+def linear_names(model: Any) -> set[str]:
+    """Of every linear layer but the head (axolotl/loaders/adapter.py, `find_all_linear_names`)."""
+    head = model.output_embedding()
+    return {name for _, name, child in held_modules(model) if isinstance(child, Linear) and child is not head}
 
 
 def last_part(name: str, model: Any) -> str:

@@ -65,6 +65,9 @@ class Era:
     zeroes_other_ranks = _since(5, 6)
     """modeling_utils.py, `_move_missing_keys_from_meta_to_device`: ranks that are to get FSDP's weights from the first
     had `empty_like`, which takes no memory; since then `zeros_like`, which does."""
+    packs_kin_of_linear = _before(5, 5)
+    """integrations/bitsandbytes.py, `replace_with_bnb_linear`: layers whose class is made of nn.Linear are quantised;
+    since then of those nn.Linear alone (Falcon's and Llama 4's routers stay as they are)."""
     one_table = _before(5, 0)
     """`original_inv_freq` was the table itself, not a copy."""
     scales_embeddings_in_model = _before(5, 0)

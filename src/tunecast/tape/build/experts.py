@@ -135,6 +135,8 @@ class Experts(Routed):
     gated = True
     ranks = 1
     """Cards they are split over: rows go to the card that has their expert, and come back."""
+    is_apart = False
+    """No other rank has the same: replicas neither send them nor sum their gradients."""
 
     def __init__(self, machine: Machine, experts: int, hidden: int, inner: int, activation: str = "silu") -> None:
         super().__init__(machine)

@@ -16,7 +16,8 @@ from tunecast.job.names import DTYPES
 from tunecast.job.stacks import stack_of
 from tunecast.job.stored import is_packed
 from tunecast.records import replace
-from tunecast.tape.build.adapters import MAMBA, USUAL_TARGETS, moved_names
+from tunecast.tape.build.adapted_parameters import moved_names
+from tunecast.tape.build.adapters import MAMBA, USUAL_TARGETS
 from tunecast.tape.build.packed.choice import with_checkpoint_format
 from tunecast.tape.build.stacks import module_of
 

@@ -48,8 +48,11 @@ class Quantizer:
         self.outliers = Outliers(initializer_range, any(m.path.rpartition(".")[2] in GATES for m in model.modules()))
 
     def takes(self, module: Module) -> TypeGuard[Linear]:
-        """The head stays as it is, and what the checkpoint leaves."""
-        takes = isinstance(module, Linear) and module is not self.head and not module.stays
+        """The head stays as it is, what the checkpoint leaves, and kinds of layers that transformers passes over."""
+        if not isinstance(module, Linear) or module is self.head or module.stays:
+            return False
+        is_plain = type(module) is Linear or module.fan_in_fan_out
+        takes = is_plain or module.machine.era.packs_kin_of_linear
         return takes and (self.stored is None or not self.stored.skips(module.path))
 
     def replace_in(self, module: Module) -> None:
@@ -61,6 +64,11 @@ class Quantizer:
                     setattr(module, name, self.quantized(child))
             elif self.options.experts and hasattr(child, "packed"):
                 self.pack_experts(child)
+            elif self.options.experts and hasattr(child, "by_expert"):
+                layers = child.by_expert()
+                layers.name_all(child.path)
+                setattr(module, name, layers)
+                self.replace_in(layers)
             else:
                 self.replace_in(child)
 

@@ -16,6 +16,7 @@ import torch
 from tunecast.errors import UsageError
 from tunecast.job.job import Job
 from tunecast.job.kernels import INSTALLED, LIGER_PARTS, liger_parts
+from tunecast.job.releases import minor
 from tunecast.tape.build.adapters import ATTENTION, MAMBA
 from tunecast.tape.build.fill_in import fill_in
 from tunecast.tape.build.frozen import is_trained
@@ -166,13 +167,15 @@ def no_initialisation() -> Any:
 
 
 def quantize(job: Job, model: Any, dtype: torch.dtype) -> None:
-    """Linear by linear, as a loader does: the weight arrives in `dtype` and leaves quantised. The head stays, and what
-    the model wants to stay."""
+    """Linear by linear, as a loader does: the weight arrives in `dtype` and leaves quantised. The head stays, what the
+    model wants to stay, and since transformers 5.5 what is more than nn.Linear (integrations/bitsandbytes.py)."""
     import bitsandbytes as bnb
+    from transformers import __version__ as release
 
     four_bit = job.quantization.format in ("nf4", "fp4")
     head = model.get_output_embeddings()
     kept = tuple(getattr(model, "_keep_in_fp32_modules", None) or ())
+    takes_kin = minor(release) < (5, 5)
 
     def quantized(linear: torch.nn.Linear) -> Any:
         weight = torch.empty(linear.out_features, linear.in_features, dtype=dtype, device="cuda").normal_(0, 0.02)
@@ -193,7 +196,8 @@ def quantize(job: Job, model: Any, dtype: torch.dtype) -> None:
     def replace_in(module: torch.nn.Module, path: str = "") -> None:
         for name, child in list(module.named_children()):
             whole = f"{path}.{name}"
-            if isinstance(child, torch.nn.Linear) and child is not head and not whole.endswith(kept):
+            is_kind = isinstance(child, torch.nn.Linear) if takes_kin else type(child) is torch.nn.Linear
+            if is_kind and child is not head and not whole.endswith(kept):
                 setattr(module, name, quantized(child))
             else:
                 replace_in(child, whole)

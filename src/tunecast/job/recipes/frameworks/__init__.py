@@ -10,6 +10,7 @@ axolotl.py               Axolotl's YAML
 axolotl_cards.py         How Axolotl shares a job among cards, and which kernels it puts in
 axolotl_keys.py          What Axolotl's keys are: their defaults, those that move nothing, those that no field tells,
                          and words in them
+axolotl_method.py        What Axolotl trains: all weights or adapters, on which layers, over weights of how many bits
 axolotl_run.py           How long Axolotl trains, how often it saves and evaluates
 litgpt.py                litgpt's YAML, of its config_hub or one's own
 llama_factory.py         LLaMA-Factory's YAML and JSON: `llamafactory-cli train x.yaml key=value`

@@ -36,6 +36,7 @@ from tunecast.job.recipes.frameworks.axolotl_keys import (
     is_on,
     plugins_of,
 )  # fmt: skip
+from tunecast.job.recipes.frameworks.axolotl_method import take_method, take_unfrozen
 from tunecast.job.recipes.frameworks.axolotl_run import take_run
 from tunecast.job.recipes.request import Invocation, ReadRequest
 from tunecast.job.recipes.values import switch, whole, word
@@ -43,6 +44,8 @@ from tunecast.job.recipes.words import Word, flags_of
 
 __all__ = ["DATA", "DEFAULTS", "NAME", "RELEASE", "WITHOUT_EFFECT", "WORDS", "invocation", "read", "recognises"]
 
+CLOUD_KEYS = ("provider", "secrets", "volumes", "dockerfile_commands")
+"""axolotl/cli/cloud/modal_.py, axolotl/cli/cloud/baseten/__init__.py."""
 DATA = ("datasets.*.path", "datasets.*.data_files", "pretraining_dataset.*.path")
 _LIGER = ("liger_rope", "liger_rms_norm", "liger_glu_activation", "liger_fused_linear_cross_entropy")
 _METHODS: Mapping[object, Mapping[str, object]] = {
@@ -74,6 +77,12 @@ def recognises(document: Document) -> bool:
     return document.has("base_model") and any(map(document.has, OWN_KEYS))
 
 
+def use_without_training(document: Document) -> str | None:
+    if document.has("gpu_count") and not document.has("base_model") and any(map(document.has, CLOUD_KEYS)):
+        return "`axolotl train --cloud` says with it which cards are rented for another file"
+    return None
+
+
 def invocation(words: Sequence[Word]) -> Invocation | None:
     """Behind `--` and behind `--launcher-args` stands what the launcher is told."""
     program = words[0].rpartition("/")[2] if words else ""
@@ -98,6 +107,7 @@ def read(draft: Draft, request: ReadRequest) -> None:
     take_task(draft, keys)
     take_plugins(draft, keys)
     take_method(draft, keys)
+    take_unfrozen(draft, keys)
     take_precision(draft, keys)
     take_attention(draft, keys)
     take_checkpointing(draft, keys)
@@ -149,7 +159,14 @@ def take_task(draft: Draft, keys: Keys) -> None:
     if is_on(keys.get("processor_type")) or is_on(keys.get("is_multimodal")):
         draft.refuse("images or sound", "rows hold more than text")
     if is_on(keys.document.get("lisa_n_layers")) and is_on(keys.document.get("lisa_step_interval")):
-        draft.refuse("LISA", "layers are frozen in turns")
+        draft.not_modelled(keys, "lisa_n_layers", LISA)
+
+
+LISA = (
+    "so many layers are trained at a time, and the optimizer keeps states of all that were; taken is that all are "
+    "trained, whose gradients need more memory and time"
+)
+"""axolotl/utils/callbacks/lisa.py: embedding, norm and head are trained throughout; states are never let go."""
 
 
 def take_plugins(draft: Draft, keys: Keys) -> None:
@@ -163,86 +180,6 @@ def take_plugins(draft: Draft, keys: Keys) -> None:
             draft.not_modelled(keys, "plugins", f"{name[:64]}: a plugin that is not known here")
     if is_on(keys.document.get("kd_trainer")):
         draft.refuse(*PLUGIN_TASKS["kd"])
-
-
-def take_method(draft: Draft, keys: Keys) -> None:
-    """4 bits count with adapter qlora alone, 8 bits with lora (`ModelLoader._set_quantization_config`)."""
-    adapter = word(keys.get("adapter"))
-    four, eight = keys.get("load_in_4bit"), is_on(keys.get("load_in_8bit"))
-    if adapter in ("", "none"):
-        draft.assume("method", "full")
-        return
-    if adapter not in ("lora", "qlora"):
-        draft.refuse(f"adapter {adapter[:64]}", "LoRA's are modelled")
-        return
-    is_quantised = adapter == "qlora" or eight or is_on(keys.get("gptq"))
-    draft.put("method", "qlora" if is_quantised else "lora", keys, "adapter")
-    if adapter == "qlora":
-        kwargs = "bnb_config_kwargs"
-        kind = keys.get(f"{kwargs}.bnb_4bit_quant_type")
-        draft.put(
-            "quantization.format", kind or "nf4", keys, f"{kwargs}.bnb_4bit_quant_type", "load_in_4bit", "adapter"
-        )
-        double = switch(keys.get(f"{kwargs}.bnb_4bit_use_double_quant"))
-        if double is None:
-            draft.assume("quantization.double_quant", True)
-        else:
-            draft.put("quantization.double_quant", double, keys, f"{kwargs}.bnb_4bit_use_double_quant")
-        keys.get(f"{kwargs}.llm_int8_has_fp16_weight", f"{kwargs}.bnb_4bit_quant_storage")
-    elif eight:
-        draft.put("quantization.format", "int8", keys, "load_in_8bit")
-    elif is_quantised:
-        draft.put("quantization.format", "gptq", keys, "gptq")
-    elif is_on(four):
-        draft.not_modelled(keys, "load_in_4bit", "with adapter lora Axolotl loads 16 bits; taken are these")
-    if is_on(keys.get("quantize_moe_experts")) and draft.fields.get("quantization.format") in ("nf4", "fp4", "int8"):
-        draft.put("quantization.experts", True, keys, "quantize_moe_experts")
-    if is_quantised:
-        # `_convert_embedding_modules_dtype` undoes what prepare_model_for_kbit_training cast
-        draft.assume("quantization.prepare_kbit", False)
-    take_adapter(draft, keys)
-
-
-def take_adapter(draft: Draft, keys: Keys) -> None:
-    draft.take("lora.rank", keys, "lora_r")
-    draft.take("lora.alpha", keys, "lora_alpha")
-    draft.take("lora.dropout", keys, "lora_dropout")
-    assume_default(draft, "lora.dropout")
-    draft.take("lora.dora", keys, "peft_use_dora")
-    draft.take("lora.rslora", keys, "peft_use_rslora")
-    given = keys.get("lora_target_modules")
-    if is_on(keys.get("lora_target_linear")):
-        draft.put("lora.targets", "all-linear", keys, "lora_target_linear")
-        beyond = {"lm_head", "embed_tokens", "wte", "embed_in", "embed_out"}
-        if isinstance(given, list) and beyond & {each for each in given if isinstance(each, str)}:
-            draft.not_modelled(keys, "lora_target_modules", "embedding or head get adapters too")
-    elif given:
-        names = module_names(given)
-        draft.put("lora.targets", given if names is None else names, keys, "lora_target_modules")
-    if switch(keys.get("peft_autocast_adapter_dtype")) is False:
-        draft.put("lora.adapter_dtype", "bfloat16", keys, "peft_autocast_adapter_dtype")
-    else:
-        draft.assume("lora.adapter_dtype", "float32", "PEFT")
-
-
-def module_names(given: Any) -> list[str] | None:
-    """The modules an expression names: of `model.layers.[\\d]+.(mlp|self_attn).(up|down|q)_proj` up_proj, down_proj and
-    q_proj. None where it is another. Expressions are never run: one may take forever."""
-    given = [given] if isinstance(given, str) else given
-    if not isinstance(given, list):
-        return None
-    names: list[str] = []
-    for each in given:
-        if not isinstance(each, str):
-            return None
-        last = each.replace("\\.", ".").rstrip("$").rpartition(".")[2]
-        before, opened, behind = last.partition("(")
-        choices, closed, after = behind.partition(")")
-        parts = [f"{before}{choice}{after}" for choice in choices.split("|")] if opened and closed else [last]
-        if not all(part.replace("_", "").isalnum() for part in parts):
-            return None
-        names += parts
-    return list(dict.fromkeys(names))
 
 
 def take_precision(draft: Draft, keys: Keys) -> None:
@@ -343,13 +280,17 @@ def take_rows(draft: Draft, keys: Keys) -> None:
     draft.assume("data.packing", False)
     multiple = whole(keys.get("pad_to_multiple_of")) or 64
     fills = switch(keys.get("pad_to_sequence_len"))
+    if packs and fills is None:  # `hint_sample_packing_padding`
+        fills = True
     if packs:
         draft.assume("data.packing_strategy", "bfd")
         if (real is False or (real is None and attention_packs(draft))) and length and rows and rows > 1:
             draft.put("seq_len", length * rows, keys, "sequence_len", "micro_batch_size")
             draft.put("micro_batch", 1, keys, "sample_packing")
-    elif fills and length and length <= 65536:
-        draft.put("data.pad_to_multiple_of", multiple * -(-length // multiple), keys, "pad_to_sequence_len")
+    if fills and length and length <= 65536:
+        draft.put(
+            "data.pad_to_multiple_of", multiple * -(-length // multiple), keys, "pad_to_sequence_len", "sample_packing"
+        )
     elif fills is None:
         draft.assume("data.pad_to_multiple_of", multiple)
     draft.take("data.group_by_length", keys, "group_by_length")

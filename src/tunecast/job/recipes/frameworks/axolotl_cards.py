@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from pathlib import PurePath
 
 from tunecast.job.kernels import by_whole
@@ -65,6 +66,7 @@ def take_mesh(draft: Draft, keys: Keys) -> None:
         size = keys.get(*names)
         if size is not None and whole(size) not in (0, 1):
             draft.put(field, size, keys, *names)
+    take_spread_experts(draft, keys)
     copies = whole(keys.get("dp_replicate_size"))
     if copies is not None and copies > 1 and draft.fields.get("parallel.data") == "fsdp":
         draft.put("parallel.data", "hsdp", keys, "dp_replicate_size")
@@ -78,6 +80,25 @@ def take_mesh(draft: Draft, keys: Keys) -> None:
     if finds and cards > 1 and draft.fields.get("parallel.data") in (None, "ddp"):
         draft.not_modelled(keys, "ddp_find_unused_parameters", "DDP looks for weights without a gradient")
     keys.ignore("ddp_find_unused_parameters")
+
+
+NVL_BYTES = 256 * 2**20
+"""axolotl/integrations/expert_parallel/args.py, `expert_parallel_num_nvl_bytes`."""
+
+
+def take_spread_experts(draft: Draft, keys: Keys) -> None:
+    """All cards together are the product of what is split (`_resolve_ep_group`). DeepEP's buffers are not torch's."""
+    sizes = [whole(keys.document.get(name)) or 1 for name in SPLIT]
+    if "expert_parallel" not in plugins_of(keys) or sizes[0] == 1:
+        draft.drop("parallel.expert")
+        return
+    draft.put("hardware.gpus", prod(sizes), keys, SPLIT[0])
+    nvl, rdma = (whole(keys.get(f"expert_parallel_num_{kind}_bytes")) for kind in ("nvl", "rdma"))
+    draft.put("hardware.reserve_bytes", (NVL_BYTES if nvl is None else nvl) + (rdma or 0), keys, SPLIT[0])
+    keys.ignore("expert_parallel_backend", "expert_parallel_fallback_on_unsupported")
+
+
+SPLIT = ("expert_parallel_size", "dp_shard_size", "tensor_parallel_size", "context_parallel_size")
 
 
 def take_kernels(draft: Draft, keys: Keys) -> None:

@@ -80,10 +80,11 @@ def take_eval_batch(draft: Draft, keys: Keys) -> None:
         return
     draft.take("run.eval_batch", keys, "eval_batch_size")
     draft.assume("run.eval_batch", keys.get("micro_batch_size") or draft.fields["micro_batch"])
-    if (
-        packs
-        and evals is False
-        and draft.fields["run.eval_strategy"] != "no"
-        and draft.fields["seq_len"] != keys.get("sequence_len")
-    ):
+    rows, length = whole(draft.fields["run.eval_batch"]), whole(keys.get("sequence_len"))
+    of_training = whole(draft.fields["seq_len"])
+    if not packs or evals is not False or not (rows and length and of_training) or length == of_training:
+        return
+    # its rows are as long as sequence_len says, several of which are one of training's
+    draft.put("run.eval_batch", -(-rows * length // of_training), keys, "eval_batch_size", "micro_batch_size")
+    if draft.fields["run.eval_strategy"] != "no":
         draft.not_modelled(keys, "eval_sample_packing", "rows of an evaluation are shorter than those of training")

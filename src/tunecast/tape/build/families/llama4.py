@@ -16,7 +16,7 @@ from tunecast.tape.build.experts import top_k
 from tunecast.tape.build.families.deepseek import ComplexRotary, complex_mul, view_as_complex, view_as_real
 from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.masks import Pattern, and_, causal, causal_mask, eager_mask, sdpa_mask
-from tunecast.tape.build.modules import Activation, Linear, Module, RMSNorm
+from tunecast.tape.build.modules import Activation, Linear, Module, ModuleList, RMSNorm
 from tunecast.tape.build.ops.elementwise import pointwise
 from tunecast.tape.build.tensor import Tensor
 
@@ -131,6 +131,10 @@ class DenseExperts(Module):
         self.down_proj = self.parameter(self.count, inner, hidden)
         self.act_fn = Activation(machine, config.get("hidden_act", "silu"))
 
+    def by_expert(self) -> LinearExperts:
+        """As bitsandbytes can quantise them."""
+        return LinearExperts(self)
+
     def forward(self, hidden_states: Tensor) -> Tensor:
         hidden = hidden_states.shape[-1]
         hidden_states = hidden_states.view(self.count, -1, hidden)
@@ -139,6 +143,56 @@ class DenseExperts(Module):
         next_states = F.bmm(up * self.act_fn(gate), self.down_proj)
         next_states = next_states.view(-1, hidden)
         return next_states
+
+
+class LinearExperts(Module):
+    """Axolotl's `llama4_linearized_experts`: three linear layers for each expert, one expert after the other
+    (axolotl/monkeypatch/models/llama4/modeling.py)."""
+
+    def __init__(self, stacked: DenseExperts) -> None:
+        machine, count = stacked.machine, stacked.count
+        super().__init__(machine)
+        self.count, (_, inner, hidden) = count, stacked.down_proj.shape
+        self.gate_projs = ModuleList(machine, (Linear(machine, hidden, inner) for _ in range(count)))
+        self.up_projs = ModuleList(machine, (Linear(machine, hidden, inner) for _ in range(count)))
+        self.down_projs = ModuleList(machine, (Linear(machine, inner, hidden) for _ in range(count)))
+        self.act_fn = stacked.act_fn
+        machine.guesses[LINEAR_EXPERTS] = None
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        hidden = hidden_states.shape[-1]
+        hidden_states = hidden_states.view(self.count, -1, hidden)
+        next_states = self.machine.run("zeros_like", (hidden_states,), hidden_states.shape, hidden_states.dtype)
+        experts = zip(self.gate_projs, self.up_projs, self.down_projs, strict=True)
+        for i, (gate_proj, up_proj, down_proj) in enumerate(experts):
+            expert_input = hidden_states[i]
+            gate = gate_proj(expert_input)
+            up = up_proj(expert_input)
+            next_states = put_at(next_states, down_proj(up * self.act_fn(gate)))
+        return next_states.view(-1, hidden)
+
+
+LINEAR_EXPERTS = (
+    "quantised experts of Llama 4 are taken as linear layers, as in checkpoints with linearized experts: that follows "
+    "Axolotl's source and was not traced"
+)
+
+
+def put_at(x: Tensor, value: Tensor) -> Tensor:
+    """x[i] = value; backwards a copy of the whole gradient, and one of its part (`CopySlices::apply`)."""
+    machine = x.machine
+
+    def back(node: Node, gradients: Gradients) -> Sequence[Any]:
+        gradient = gradients[0]
+        result = machine.run("new_empty_strided", (gradient,), gradient.shape, gradient.dtype)
+        machine.launch("copy_", (result, gradient), result.dtype, result.nbytes)
+        part = machine.run("clone", (result,), gradient.shape[1:], gradient.dtype)
+        machine.launch("zero_", (result,), result.dtype, part.nbytes)
+        return (result if node.needs[0] else None), part
+
+    node = start(machine, (x, value), back)
+    machine.launch("copy_", (x, value), x.dtype, value.nbytes)
+    return finish(node, x.alias(x.shape, x.strides))
 
 
 class Router(Linear):

@@ -2,6 +2,8 @@
 
 accelerate.py  FSDP2 and FSDP 1 the way accelerate wraps a transformers model
 ddp.py         replicas: torch's DistributedDataParallel on paper, as transformers' Trainer makes it
+deep_ep.py     Axolotl's expert parallelism on paper: tokens go to the ranks that have their experts, by DeepEP's
+               kernels
 fetched.py     weights of ZeRO-3: who fetches them and when, and when they are let go
 flat_parts.py  what a flat parameter of FSDP 1 is made of
 flat_unit.py   one flat parameter of FSDP 1
@@ -11,6 +13,8 @@ host.py        what waits in host memory while the card computes
 layers.py      layers spread over cards: which card of `device_map="auto"` gets which, and what each card holds
 pipelined.py   FSDP 2 under a pipeline: a stage's weights are gathered once per step, its gradients added up whole and
                reduced last
+ring_flash.py  Axolotl's context parallelism on paper: a rank has a part of each row, and gathers keys and values head
+               by head
 scheme.py      what a stack's loop asks of the way its rank holds the model; see the package's docstring
 sequence.py    A sequence over ranks: torch's context parallelism, and DeepSpeed's Ulysses
 shards.py      a parameter in two forms: the part this rank keeps, and the whole that comes and goes
@@ -54,7 +58,17 @@ __all__ = ["Scheme", "ranks_of", "scheme_of"]
 
 def scheme_of(job: Job, machine: Machine) -> Scheme:
     """The way of a job whose stack trains through accelerate (transformers, TRL, Axolotl, LLaMA-Factory)."""
-    sharding, ranks = sharding_of(job), ranks_of(job)
+    made = _sharding_scheme(job, machine)
+    if job.parallel.context > 1 and made.sequence is None:
+        from tunecast.tape.build.sharding.ring_flash import GatheredHeads
+
+        made.sequence = GatheredHeads(machine, job.parallel.context, job.data.packing)
+    return made
+
+
+def _sharding_scheme(job: Job, machine: Machine) -> Scheme:
+    """Ranks that share a row hold the model as others do."""
+    sharding, ranks = sharding_of(job), ranks_of(job) * job.parallel.context
     if sharding.is_zero:
         from tunecast.tape.build.sharding.zero import Zero12
         from tunecast.tape.build.sharding.zero3 import Zero3

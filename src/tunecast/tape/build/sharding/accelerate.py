@@ -29,12 +29,12 @@ from tunecast.job.job import Job
 from tunecast.job.shardings import sharding_of
 from tunecast.job.stacks import stack_of
 from tunecast.tape.build.adapters import LoraLinear
-from tunecast.tape.build.dtypes import DTYPES, FLOAT32
+from tunecast.tape.build.dtypes import DTYPES, FLOAT32, INT8
 from tunecast.tape.build.gptq import KeptLinearGPTQ, LinearGPTQ
 from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.modules import Module
 from tunecast.tape.build.optimizers import Optimizer, clip_gradients
-from tunecast.tape.build.quantized import Linear4bit, change_dtype
+from tunecast.tape.build.quantized import Linear4bit, Linear8bit, change_dtype
 from tunecast.tape.build.sharding.fsdp1 import FlatScheme, Flattened, Options
 from tunecast.tape.build.sharding.fsdp2 import FullyShard, Mesh, MixedPrecisionPolicy
 from tunecast.tape.build.sharding.host import HOST_ASSUMED, HostOptimizer, on_card
@@ -49,6 +49,10 @@ STORED = (
 )
 
 
+FLOAT8 = (
+    "matmul_dtype float8 under FSDP 2: torchao's layers as torchtitan's are taken, which nobody traced in accelerate"
+)
+INT8_SHARDS = "8-bit weights under FSDP 2 follow axolotl/monkeypatch/fsdp2_qlora.py and were not traced"
 OTHER_PARTS = "towers beside the text are taken as in FSDP's outermost unit, as where its text layers alone are named"
 """`transformer_layer_cls_to_wrap`; where nobody names any, all that `_no_split_modules` lists must be there."""
 
@@ -77,6 +81,8 @@ class AccelerateFsdp2(Scheme):
         sharder = self.sharder
         if has_other_parts(model):
             self.machine.guesses[OTHER_PARTS] = None
+        if self.job.matmul_dtype is not None:
+            self.machine.guesses[FLOAT8] = None
         model.gives_logits = True  # they are among the outputs that are cast
         if self.job.quantization.format is not None:
             store_as_floats(sharder, model)
@@ -148,15 +154,19 @@ class AccelerateFsdp2(Scheme):
 
 def store_as_floats(sharder: FullyShard, model: Any) -> None:
     """`bnb_4bit_quant_storage`: packed weights under the dtype of the others, so that they can be cut; a whole one's
-    scales are on every rank."""
+    scales are on every rank. 8 bits are cut as they are."""
     machine = sharder.machine
-    machine.assumptions[STORED] = None
     dtype = machine.weights_dtype
     for module in model.modules():
+        if isinstance(module, Linear8bit):
+            machine.guesses[INT8_SHARDS] = None
+            module.state["scales"].storage = on_card(module.state["scales"]).storage
         states = [module.state] if isinstance(module, Linear4bit) else getattr(module, "packed", {}).values()
         for state in states:
             packed = state.packed
-            packed.shape, packed.dtype = (packed.numel() // dtype.itemsize, 1), dtype
+            if packed.dtype != INT8:
+                machine.assumptions[STORED] = None
+                packed.shape, packed.dtype = (packed.numel() // dtype.itemsize, 1), dtype
             sharder.also.append((packed, (state, "packed")))
             for tensor in state.tensors():
                 tensor.storage = on_card(tensor).storage

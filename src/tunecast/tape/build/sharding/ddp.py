@@ -51,8 +51,10 @@ class Replicas(Scheme):
 
     def wrap(self, model: Any) -> None:
         self.model = model
-        self.trained = [p for p in model.parameters() if p.requires_grad]
-        self.broadcast([*model.parameters(), *self.buffers()])
+        apart = {id(p) for m in model.modules() if getattr(m, "is_apart", False) for p in m.own.values()}
+        shared = [p for p in model.parameters() if id(p) not in apart]
+        self.trained = [p for p in shared if p.requires_grad]
+        self.broadcast([*shared, *self.buffers()])
         caps = [FIRST_BUCKET, BUCKET] if self.finds_unused else [EVERYTHING]
         with self.machine.within(OWNER):
             self.make_buckets(list(reversed(bucketed(in_whole_model(self.machine, self.trained), caps))))
@@ -99,6 +101,7 @@ class Replicas(Scheme):
         yield
 
     def begin_forward(self) -> None:
+        super().begin_forward()
         machine = self.machine
         with machine.within(OWNER):
             if self.came:

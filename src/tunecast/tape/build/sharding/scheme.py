@@ -27,7 +27,7 @@ def rows_per_step(job: Job) -> int:
 
 def splits_rows(job: Job) -> bool:
     """Whether ranks share a row's tokens as DeepSpeed has them do (`ulysses.Ulysses`)."""
-    return job.parallel.data.startswith("zero") and job.parallel.context > 1
+    return job.parallel.context > 1 and job.parallel.context_kind == "ulysses"
 
 
 class Scheme:
@@ -47,8 +47,8 @@ class Scheme:
 
     @property
     def ranks(self) -> int:
-        """That see different rows of the data."""
-        return ranks_of(self.job)
+        """That share the model: those of one row, too."""
+        return ranks_of(self.job) * self.job.parallel.context
 
     def loading(self) -> contextlib.AbstractContextManager[None]:
         """Around loading and adapting: where weights are before `wrap`."""

@@ -69,11 +69,6 @@ class Zero(Scheme):
         found = ["rows that ranks share"] if splits_rows(self.job) else []
         return found + (["drives"] if self.job.parallel.offload_device == "nvme" else [])
 
-    @property
-    def ranks(self) -> int:
-        """That share the model: those of one row, too (`get_sequence_data_parallel_group`)."""
-        return super().ranks * self.job.parallel.context
-
     def begin(self, model: Any) -> None:
         """`module.bfloat16()`, before anything is on the card."""
         stage, hidden = int(self.job.parallel.data[-1]), model.input_embedding().weight.shape[1]

@@ -31,6 +31,7 @@ __all__ = ["REFUSES", "evaluate", "model", "scheme", "setup", "train"]
 REFUSES: Refusals = {
     **transformers.REFUSES,
     **leaves_out("compile", "optimizer_in_backward"),
+    "matmul_dtype": lambda job: job.matmul_dtype is not None and ("foak" in job.kernels or job.lora.dora),
     "offload_activations": lambda job: job.offload_activations and not stack_of(job).offloads_activations,
 }
 Batch = tuple[Tensor, ...]
@@ -42,6 +43,7 @@ NUM_PROCESSES = 1
 TAKEN = "{stack} is taken to train as transformers' Trainer does with the same settings; what it patches is left out"
 
 
+FLOAT8_BESIDE = "matmul_dtype {}: layers beside {} are taken to run as by themselves; nobody traced them together"
 OFFLOADED = (
     "offload_activations: TRL's OffloadActivations is taken as torchtune's, which it descends from; nobody traced it "
     "under the Trainer"
@@ -59,6 +61,8 @@ def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: 
     """For stacks of which nothing but the Trainer is written down, and that is said."""
     model, parameters, optimizer = prepared(job, config, machine, in_trainer=True)
     machine.guesses[TAKEN.format(stack=job.stack)] = None
+    if job.matmul_dtype is not None and job.kernels:
+        machine.guesses[FLOAT8_BESIDE.format(job.matmul_dtype, ", ".join(job.kernels))] = None
     with loss_function(job, model) as compute_loss:
         take_steps(job, model, parameters, optimizer, lengths, compute_loss)
     machine.end()

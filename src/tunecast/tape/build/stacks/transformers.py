@@ -167,6 +167,8 @@ def load(
     elif hasattr(model, "quantizer"):
         model.quantizer.replace_in(model)
     bring_all(model)
+    if job.parallel.expert > 1 and stack_of(job).uses_accelerate:
+        part("sharding.deep_ep").spread(model, job.parallel.expert)
     widen_kept(model)
     if reading is not None and not over_host:
         part("checkpoint").draw_initial_weights(model)
@@ -196,7 +198,8 @@ def guess_packing(packing: Packing, model: Any) -> None:
     if machine.era.release < (5, 0) and packing.method != "gptq":
         release = ".".join(map(str, machine.era.release))
         machine.guesses[f"of transformers {release} what 5.17 makes of a checkpoint in {packing.title} is taken"] = None
-    if packing.method == "bitsandbytes" and any(tensor.dim() == 3 for tensor in model.parameters()):
+    packs_experts = hasattr(model, "quantizer") and model.quantizer.options.experts
+    if packing.method == "bitsandbytes" and not packs_experts and any(p.dim() == 3 for p in model.parameters()):
         machine.guesses["experts of a checkpoint stored by bitsandbytes are taken to be stored plain"] = None
     if not packing.stated:
         told = (
