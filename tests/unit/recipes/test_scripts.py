@@ -247,3 +247,9 @@ def test_unsloth_computes_in_what_its_card_does(tmp_path: Path, card: str, dtype
 def test_cards_without_bfloat16_are_those_without_a_rate_for_it() -> None:
     for name, gpu in gpus().items():
         assert name.startswith(cards.WITHOUT_BFLOAT16) == ("bf16" not in gpu.dense_flop_per_s), name
+
+
+def test_unsloth_trains_gpt_oss_with_flex_attention(tmp_path: Path) -> None:
+    """Not with scores of every pair of tokens, which of half a million take terabytes."""
+    text = UNSLOTH.format(data="my/own", split="train", packing=False).replace("llama-3.1-8b", "gpt-oss-20b")
+    assert understood(tmp_path, "train.py", text).job["attention"] == "flex_attention"

@@ -83,6 +83,10 @@ OWN_WAYS: Mapping[str, str] = {
 }
 
 
+FLEX = ("gpt_oss",)
+"""Trained with flex attention by a patch of Unsloth's (unsloth/models/_utils.py, `_FLEX_EXCLUDED_MODELS`)."""
+
+
 def recognises(document: Document) -> bool:
     if not isinstance(document, ScriptDocument) or document.script is None:
         return False
@@ -138,6 +142,8 @@ def take_loading(draft: Draft, script: ScriptSource, loader: Made) -> None:
     family = family_of(draft.fields.get("model"))
     if family is not None and family not in STACKS["unsloth"].families:
         take_trls(draft, keys, "model_name", f"Unsloth's code for {family}")
+    if family in FLEX:
+        draft.assume("attention", "flex_attention")
     take_checkpointing(draft, keys)
 
 
