@@ -210,6 +210,7 @@ def test_keys(tmp_path: Path, key: str, value: object, field: str, expected: obj
         ("optimizer._target_", "dion.Muon", "optimizer._target_"),
         ("model.backend.linear", "quack", "model.backend.linear"),
         ("model.backend.attn", "tilelang", "model.backend.attn"),
+        ("model.attn_implementation", [1], "model.attn_implementation"),
         ("model.backend.dispatcher", "mok", "model.backend.dispatcher"),
         ("model.backend.te_fp8.recipe", "block", "model.backend.te_fp8"),
         ("compile.enabled", True, "compile.enabled"),

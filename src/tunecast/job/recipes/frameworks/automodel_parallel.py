@@ -229,7 +229,7 @@ def take_loss(draft: Draft, keys: Keys) -> None:
 
 def take_kernels(draft: Draft, keys: Keys) -> None:
     attention = keys.get("model.attn_implementation")
-    if attention in ATTENTION:
+    if isinstance(attention, str) and attention in ATTENTION:
         draft.put("attention", attention, keys, "model.attn_implementation")
     elif attention is not None:
         draft.not_modelled(keys, "model.attn_implementation", "attention is told as torch's")
