@@ -59,6 +59,9 @@ MARKS = (
 )  # fmt: skip
 
 
+MODULES = ("layers.0", "layers.1.mlp", "lm_head", "q_proj")
+
+
 def edges(knob: Knob) -> list[Any]:
     """Right at what it allows, and just beyond."""
     found: list[Any] = [knob.default if isinstance(knob.default, (str, int, float, bool)) else None, *knob.choices]
@@ -79,6 +82,8 @@ def legal(rng: Random, knob: Knob) -> Any:
     if knob.choices and knob.kind == "choice":
         return rng.choice(knob.choices)
     if knob.kind == "names":
+        if not knob.choices:
+            return rng.sample(MODULES, rng.randint(0, len(MODULES)))
         closed = knob.default is not None
         return rng.sample(knob.choices, rng.randint(0, len(knob.choices))) if closed else rng.choice(knob.choices)
     if knob.kind in ("int", "bytes", "float"):

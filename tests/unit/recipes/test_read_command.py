@@ -86,3 +86,9 @@ def test_data_that_is_elsewhere_is_told(file: Path, capsys: pytest.CaptureFixtur
     text = printed(capsys, "own.yaml")
     assert "Data not read: own/data. Rows count as full" in text
     assert "datasets.0.path" not in text
+
+
+@pytest.mark.parametrize("value", ["NaN", "-Infinity", "1e400"])
+def test_what_is_no_number_stays_text(file: Path, capsys: pytest.CaptureFixture[str], value: str) -> None:
+    """JSON has no word for it."""
+    assert json.loads(printed(capsys, "own.yaml", f"lora_r={value}", "--json"))["job"]["lora"]["rank"] == value

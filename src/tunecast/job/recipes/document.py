@@ -6,6 +6,7 @@ Tags, class paths, `_target_` and `_component_` stay text. A file may come from 
 from __future__ import annotations
 
 import json as standard_json
+import math
 import re
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
@@ -170,14 +171,13 @@ def scalar(text: str) -> Any:
     if text.strip().lower() in ("none", "null", ""):
         return None
     try:
-        return standard_json.loads(text)
+        value = standard_json.loads(text)
     except (ValueError, RecursionError):
-        pass
-    try:
-        value = yaml.parsed(text, "value")
-    except TunecastError:
-        return text
-    return text if any(_is_endless(each) for _, each in leaves(value)) else value
+        try:
+            value = yaml.parsed(text, "value")
+        except TunecastError:
+            return text
+    return text if any(_is_endless(each) or _is_no_number(each) for _, each in leaves(value)) else value
 
 
 def mapping_of(value: object, file: str) -> Mapping[str, Any]:
@@ -194,6 +194,10 @@ def mapping_of(value: object, file: str) -> Mapping[str, Any]:
 def _is_endless(value: object) -> bool:
     """Python refuses to print integers of more than 4300 digits, which YAML can hold in hexadecimals."""
     return isinstance(value, int) and value.bit_length() > MOST_BITS
+
+
+def _is_no_number(value: object) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)
 
 
 def _copied(value: Any) -> Any:
