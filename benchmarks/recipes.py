@@ -192,6 +192,12 @@ def told_why(found: Row) -> Iterator[str]:
             yield f"  {count:4} {title}: {text}"
 
 
+def briefly(row: Row) -> Row:
+    """A row of the result: of keys that are used or ignored, only how many."""
+    keys = {kind: names if kind == "not_understood" else len(names) for kind, names in row.get("keys", {}).items()}
+    return {**row, "keys": keys} if keys else row
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
@@ -220,7 +226,7 @@ def main() -> None:
             if row["outcome"] != ("answered" if row["text"] else "other task"):
                 print(f"{row['repo']}/{row['path']}: {row['task']}: {row['outcome']}: {row.get('reason', '')}")
     if not arguments.only:
-        result = {"commit": commit(), "all": whole, "frameworks": by_framework, "rows": rows}
+        result = {"commit": commit(), "all": whole, "frameworks": by_framework, "rows": list(map(briefly, rows))}
         write_result(HERE / "results" / "recipes.json", result)
 
 

@@ -57,16 +57,18 @@ def counted(found: Row) -> Iterator[str]:
             for name, row in rows
         ],
     )  # fmt: skip
-    failed = whole["traceback"] + whole["over its limits"]
     yield ""
-    yield f"{failed or 'None'} ended in a traceback or over the limits of time and memory. Most often not answered:"
+    yield (
+        f"{whole['traceback'] or 'None'} ended in a traceback, {whole['over its limits'] or 'none'} over the limits of a "
+        "minute of CPU time and 4 GiB. Most often not answered:"
+    )
     yield ""
     for reason, files in list(whole["commonest"]["not answered"].items())[:WORST]:
         yield f"- {files}: {reason}"
 
 
 def shown(share: float | None) -> str:
-    return "" if share is None else f"{share:.0%}"
+    return "" if share is None else f"{share:.1%}"
 
 
 if __name__ == "__main__":
