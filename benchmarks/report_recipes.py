@@ -59,8 +59,8 @@ def counted(found: Row) -> Iterator[str]:
     )  # fmt: skip
     yield ""
     yield (
-        f"{whole['traceback'] or 'None'} ended in a traceback, {whole['over its limits'] or 'none'} over the limits of a "
-        "minute of CPU time and 4 GiB. Most often not answered:"
+        f"{whole['traceback'] or 'None'} ended in a traceback, {whole['over its limits'] or 'none'} over the limits of "
+        "a minute of CPU time and 4 GiB. Most often not answered:"
     )
     yield ""
     for reason, files in list(whole["commonest"]["not answered"].items())[:WORST]:
