@@ -104,6 +104,7 @@ def test_our_value_is_theirs_in_our_words():
         "data.pad_to_multiple_of": ("auto", None),  # "does not pad elsewhere" than on Neuron
         "run.max_steps": (-1, None),
         "data.num_proc": (None, 1),
+        "data.completion_only": (None, True),  # "the loss is computed on the completion" of prompts that have one
         "parallel.cpu_ram_efficient_loading": (None, False),  # of the environment, where nothing is false
     }
     for name, knob in FROM_UPSTREAM.items():

@@ -122,7 +122,7 @@ class Data(Section):
     )
     append_eos: bool | None = field(
         None,
-        trl("SFTTrainer._prepare_dataset", True),
+        OURS,
         "with data.path: each text ends with a token of its own; null: as the stack has it (TRL does, a script around "
         "the Trainer does not)",
         aka="add_eos_token",
