@@ -18,7 +18,7 @@ from tunecast.job.texts import scan as scanning
 from tunecast.prediction.data.batches import batches_of
 from tunecast.prediction.data.torch_random import Generator
 from tunecast.records import replace
-from tunecast.tape.build.fill_in import fill_in
+from tunecast.tape.build.fill_in import fill_in_of
 
 LETTERS = 100
 """Of a word, so that no rounding hides what is counted."""
@@ -218,7 +218,7 @@ def model_folder(tmp_path: Path) -> Path:
 
 def filled(path: Path, folder: Path, **fields: Any) -> Job:
     made = job_from_dict({"model": str(folder), "seq_len": 64, "micro_batch": 3, "data": {"path": str(path)}, **fields})
-    return fill_in(made, resolve_model(str(folder)).raw)
+    return fill_in_of(made, resolve_model(str(folder)))
 
 
 def written(tmp_path: Path, rows: list[dict[str, str]]) -> Path:

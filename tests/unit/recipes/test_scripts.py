@@ -13,7 +13,7 @@ from tunecast.job.model import resolve_model
 from tunecast.job.readers import read_job
 from tunecast.job.recipes import cards, find_recipe
 from tunecast.job.recipes.recipe import Recipe
-from tunecast.tape.build.fill_in import fill_in
+from tunecast.tape.build.fill_in import fill_in_of
 
 HELPERS = """\
 import torch
@@ -214,7 +214,7 @@ def test_what_a_script_holds_back(tmp_path: Path) -> None:
         files="'own.jsonl'", how="tokenize", split=".train_test_split(test_size=0.1)", part="['train']"
     )
     assert understood(tmp_path, "train.py", text).job["data"]["held_back"] == 0.1
-    job = fill_in(read_job(tmp_path / "train.py", {"hardware.gpu": "l4"}), resolve_model("llama-3.2-1b").raw)
+    job = fill_in_of(read_job(tmp_path / "train.py", {"hardware.gpu": "l4"}), resolve_model("llama-3.2-1b"))
     assert (job.data.samples, job.data.eval_samples, job.data.held_back) == (27, 3, None)
 
 

@@ -38,7 +38,7 @@ def fill_in(job: Job, config: Mapping[str, Any], stored: str | None = None) -> J
 
     Idempotent: a job without such a field is given back as it is.
     """
-    job = with_checkpoint_format(_with_own_data(job), config)
+    job = with_checkpoint_format(job, config)
     if _is_filled_in(job):
         return job
     changes: dict[str, Any] = {}
@@ -80,7 +80,7 @@ FORCED = ("checkpoint_reentrant",)
 
 
 def fill_in_of(job: Job, model: ModelConfig) -> Job:
-    """The same; config.json is read only where something is open."""
+    """The same, and what follows from the data a job names; config.json is read only where something is open."""
     job = _with_own_data(job)
     return job if _is_filled_in(job) and not is_packed(model.raw_json) else fill_in(job, model.raw, model.dtype)
 
