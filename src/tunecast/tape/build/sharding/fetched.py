@@ -45,7 +45,9 @@ class Cut:
 
     @property
     def is_there(self) -> bool:
-        return self.whole.storage.is_there  # type: ignore[attr-defined]
+        """Also where a layer gave it other data, as bitsandbytes casts a bias in its forward pass."""
+        storage = self.whole.storage
+        return not isinstance(storage, Resizable) or storage.is_there
 
     def take(self, nbytes: int | None = None) -> None:
         """Padded, unless so many bytes are wanted."""
