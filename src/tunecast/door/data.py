@@ -7,7 +7,7 @@ from os import PathLike, fspath
 
 from tunecast.door.read import dotted
 from tunecast.job.mapping import check_overrides, job_from_dict, with_overrides
-from tunecast.job.stacks import stack_of
+from tunecast.job.own_data import appends_eos
 from tunecast.job.texts.scan import Progress, scan
 from tunecast.prediction.data.training_data import TrainingData, training_data
 
@@ -38,6 +38,5 @@ def data(
     check_overrides(given)
     job = job_from_dict(with_overrides({"model": ANY_MODEL}, given))
     assert job.data.path is not None
-    ends = stack_of(job).ends_texts if job.data.append_eos is None else job.data.append_eos
-    found = scan(job.data.path, job.data.tokenizer, progress, append_eos=ends)
+    found = scan(job.data.path, job.data.tokenizer, progress, append_eos=appends_eos(job))
     return training_data(found, job if set(given) - set(APART) else None)

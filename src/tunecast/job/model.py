@@ -12,7 +12,7 @@ from functools import cache, lru_cache
 from os.path import isfile, join
 from typing import TYPE_CHECKING, Any, TypeGuard
 
-from tunecast.errors import NotResolved, UsageError, nearest
+from tunecast.errors import NotResolved, TunecastError, UsageError, nearest
 from tunecast.job.knob import Problem, shown
 from tunecast.job.readers.bounds import bounded_text
 from tunecast.job.readers.json import parsed
@@ -121,6 +121,14 @@ def resolve_model(name: str, *, offline: bool | None = None) -> ModelConfig:
     if found is not None:
         return _standing_in(name, found, f"{name} is not on this machine; ")
     return _from_hub(name, hub.settings(offline=offline))
+
+
+def known_model(name: object) -> ModelConfig | None:
+    """A model that is known without a network; None of any other."""
+    try:
+        return resolve_model(name, offline=True) if isinstance(name, str) else None
+    except TunecastError:
+        return None
 
 
 def model_config(

@@ -26,10 +26,16 @@ def with_own_data(job: Job) -> Job:
     data = job.data
     if data.path is not None and data.tokenizer is None and _nbytes(data.path) <= MOST_TOKENISED_BYTES:
         data = replace(data, tokenizer=tokenizer_of(job.model))
-    if data.path is not None and data.append_eos is None:
-        data = replace(data, append_eos=stack_of(job).ends_texts)
+    if data.path is not None:
+        data = replace(data, append_eos=appends_eos(job))
     data = without_held_back(data)
     return job if data == job.data else replace(job, data=data)
+
+
+def appends_eos(job: Job) -> bool:
+    """Whether each text ends with a token of its own."""
+    said = job.data.append_eos
+    return stack_of(job).ends_texts if said is None else said
 
 
 def tokenizer_of(model: str) -> str | None:

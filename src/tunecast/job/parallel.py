@@ -179,3 +179,8 @@ class Parallel(Section):
     round_robin_gradients: bool | None = field(
         None, OURS, f"with zero1 and zero2: weights are dealt out to ranks before they are cut; {_AS_STACK}"
     )
+
+    @property
+    def cards_of_one_expert(self) -> int:
+        """megatron/core/model_parallel_config.py, `__post_init__`: as of other layers where nothing is said."""
+        return self.expert_tensor or self.tensor

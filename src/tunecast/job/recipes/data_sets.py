@@ -35,32 +35,29 @@ def take_data(draft: Draft, request: ReadRequest, patterns: Iterable[str]) -> No
     if len({key.rpartition(".")[0] for key in named}) != 1:
         return
     for key, name in named.items():
-        found = {"data.path": _found(name, request.folder), "data.lengths": data_set_of(name)}
-        for field, value in found.items():
-            if value is not None:
-                draft.fields[field] = value
-                draft.places[field] = Place(*request.document.place(key), key)
-                return
+        if (said := _said(name, request.folder)) is not None:
+            field, draft.fields[field] = said
+            draft.places[field] = Place(*request.document.place(key), key)
+            return
 
 
-def take_data_set(
-    draft: Draft, keys: Keys, key: str, name: object, split: object = None, folder: Path | None = None
-) -> None:
-    """The one data set that is trained on, which `key` says: a well-known one, or where a `folder` is given one that
-    is here."""
-    if not isinstance(name, str) or any(field in draft.fields for field in OF_DATA):
+def take_data_set(draft: Draft, keys: Keys, key: str, name: str, split: object, folder: Path) -> None:
+    """The one data set that is trained on, which `key` says."""
+    said = None if any(field in draft.fields for field in OF_DATA) else _said(name, folder)
+    if said is None:
         return
-    here = None if folder is None else _found(name, folder)
-    known = data_set_of(name)
-    if here is not None:
-        draft.put("data.path", here, keys, key)
-    elif known is not None:
-        draft.put("data.lengths", known, keys, key)
-    else:
-        return
+    draft.put(*said, keys, key)
     part = FIRST_ROWS.fullmatch(split) if isinstance(split, str) else None
     if part is not None and "data.samples" not in draft.fields and int(part[1]) > 0:
         draft.put("data.samples", int(part[1]), keys, key)
+
+
+def _said(name: str, folder: Path) -> tuple[str, str] | None:
+    """The field that a data set of this name says, and its value."""
+    if (here := _found(name, folder)) is not None:
+        return "data.path", here
+    known = data_set_of(name)
+    return None if known is None else ("data.lengths", known)
 
 
 def _named(request: ReadRequest, patterns: tuple[str, ...]) -> Iterator[tuple[str, str]]:

@@ -302,8 +302,7 @@ def take_sft_config(draft: Draft, keys: Keys, defaults: Defaults = SFT_CONFIG) -
     if (multiple := keys.get("pad_to_multiple_of")) not in (None, "auto"):
         draft.put("data.pad_to_multiple_of", multiple, keys, "pad_to_multiple_of")
     draft.take("offload_activations", keys, "activation_offloading")
-    if keys.get("completion_only_loss") is not None:
-        draft.take("data.completion_only", keys, "completion_only_loss")
+    draft.take("data.completion_only", keys, "completion_only_loss")
     draft.take("data.num_proc", keys, "dataset_num_proc")
     if is_on(keys.get("dataset_kwargs.skip_prepare_dataset")):
         draft.put("data.prepared", True, keys, "dataset_kwargs.skip_prepare_dataset")

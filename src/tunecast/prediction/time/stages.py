@@ -44,8 +44,7 @@ class StagePass(NamedTuple):
 
 def stage_cards(parts: Parallel) -> int:
     """As few cards as hold one stage once: layers are split one way, experts another."""
-    one_expert = parts.expert_tensor or parts.tensor
-    return lcm(parts.tensor * parts.context, parts.expert * one_expert)
+    return lcm(parts.tensor * parts.context, parts.expert * parts.cards_of_one_expert)
 
 
 def pipelined_steps(

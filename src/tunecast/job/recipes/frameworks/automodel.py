@@ -255,9 +255,7 @@ def take_shape(draft: Draft, keys: Keys, base: str | None, section: str) -> None
         moved = (
             name not in SHAPE_UNCHANGED and not keys.moves_nothing(key) and not isinstance(value, (bool, type(None)))
         )
-        if base is not None and (not moved or is_as_bundled(base, name, value)):
-            keys.ignore(key)
-        elif moved:
+        if moved and (base is None or not is_as_bundled(base, name, value)):
             draft.not_modelled(keys, key, f"the model has another shape than {base or 'its config.json'}")
         else:
             keys.ignore(key)

@@ -56,7 +56,6 @@ OF_LOADING = (
     *("vocab_size", "proxies", "resume_download", "output_loading_info", "attention_dropout", "pretraining_tp"),
 )
 OF_ADAPTER = ("task_type", "inference_mode", "init_lora_weights", "base_model_name_or_path", "fan_in_fan_out", "bias")
-OF_MODEL_CONFIG = ("model_revision", "trust_remote_code", "lora_task_type", "bnb_4bit_quant_storage")
 OF_QUANTIZATION = ("bnb_4bit_compute_dtype", "llm_int8_*", "bnb_4bit_quant_storage")
 ARGUMENTS_WITHOUT_EFFECT = (*huggingface_keys.WITHOUT_EFFECT, *huggingface_keys.SFT_WITHOUT_EFFECT)
 
@@ -237,7 +236,7 @@ def take_asked_adapter(draft: Draft, script: ScriptSource, adapter: Made) -> Non
         draft.note(script.called(draft).place(adapter.title), f"adapters that a command line asks for: {adapter.title}")
         draft.assume("method", "full")
         return
-    huggingface.take_model_config(draft, script.keys(draft, asked, OF_MODEL_CONFIG))
+    huggingface.take_model_config(draft, script.keys(draft, asked, huggingface_keys.SFT_WITHOUT_EFFECT))
 
 
 def take_lora(draft: Draft, keys: Keys, defaults: huggingface_keys.Defaults = LORA_CONFIG) -> None:

@@ -14,7 +14,6 @@ from typing import Any
 
 from tunecast.job.names import TASKS
 from tunecast.job.recipes import huggingface, huggingface_keys
-from tunecast.job.recipes.data_sets import take_data_set
 from tunecast.job.recipes.document import Document
 from tunecast.job.recipes.draft import Draft, Keys
 from tunecast.job.recipes.parts.accelerate import read_accelerate
@@ -96,7 +95,6 @@ def read(draft: Draft, request: ReadRequest) -> None:
     huggingface.take_model_config(draft, keys)
     huggingface.take_training_arguments(draft, keys, request, huggingface_keys.TRL_ARGUMENTS)
     huggingface.take_sft_config(draft, keys)
-    take_data_set(draft, keys, "dataset_name", keys.document.get("dataset_name"))
     huggingface.take_allocator(draft, keys, "env")
     take_launcher(draft, keys, request)
 

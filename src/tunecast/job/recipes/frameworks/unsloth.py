@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tunecast.errors import TunecastError
 from tunecast.job.lengths import longest_of
-from tunecast.job.model import resolve_model
+from tunecast.job.model import known_model
 from tunecast.job.recipes import huggingface, huggingface_keys
 from tunecast.job.recipes.cards import SINCE_AMPERE
 from tunecast.job.recipes.document import Document
@@ -176,12 +175,8 @@ def take_trls(draft: Draft, keys: Keys, name: str, what: str) -> None:
 
 def family_of(model: object) -> str | None:
     """The `model_type` of a model that is known without a network."""
-    if not isinstance(model, str):
-        return None
-    try:
-        found = resolve_model(model, offline=True).raw.get("model_type")
-    except TunecastError:
-        return None
+    known = known_model(model)
+    found = None if known is None else known.raw.get("model_type")
     return found if isinstance(found, str) else None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tunecast.job.recipes.scripts.script import ScriptSource
-from tunecast.job.recipes.scripts.values import LOADS, MOST_LINKS, Made
+from tunecast.job.recipes.scripts.values import LOADS, Made
 from tunecast.records import NamedTuple
 
 BUILDERS = ("json", "csv", "parquet", "arrow", "text")
@@ -25,16 +25,13 @@ def training_data(script: ScriptSource, trainer: Made) -> LoadedData | None:
     loads at all."""
     held_back = None
     value = trainer.get("train_dataset")
-    for _ in range(MOST_LINKS):
-        if not isinstance(value, Made):
-            break
-        if value.is_a("train_test_split"):
-            share = value.get("test_size", 0)
+    for link in value.links() if isinstance(value, Made) else ():
+        if link.is_a("train_test_split"):
+            share = link.get("test_size", 0)
             held_back = share if isinstance(share, (int, float)) and not isinstance(share, bool) else None
-        if value.is_a(*LOADS):
-            source = source_of(value)
-            return None if source is None else LoadedData(value, source, held_back)
-        value = value.receiver
+        if link.is_a(*LOADS):
+            source = source_of(link)
+            return None if source is None else LoadedData(link, source, held_back)
     loaded = list(script.of(*LOADS))
     sources = {source_of(call) for call in loaded}
     only = sources.pop() if len(sources) == 1 else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterator, Mapping
 from typing import Any
 
 LOADS = ("load_dataset", "load_from_disk", "from_json", "from_csv", "from_parquet", "from_text")
@@ -54,14 +54,16 @@ class Made:
     @property
     def is_data(self) -> bool:
         """Whether it is a data set, or made of one: what is taken out of it is data too."""
+        return any(link.is_a(*LOADS) for link in self.links())
+
+    def links(self) -> Iterator[Made]:
+        """Itself, what it was called on, and so on."""
         made: Made | None = self
         for _ in range(MOST_LINKS):
             if made is None:
-                return False
-            if made.is_a(*LOADS):
-                return True
+                return
+            yield made
             made = made.receiver
-        return False
 
     def give(self, name: str, value: Any, line: int) -> None:
         self.arguments[name] = value

@@ -182,13 +182,8 @@ def data_ranks(job: Job) -> int:
 def expert_data_ranks(job: Job) -> int:
     """That have the same experts: their mesh is their own (megatron/core/parallel_state.py,
     `initialize_model_parallel`)."""
-    split = job.parallel.pipeline * job.parallel.expert * expert_tensor(job)
+    split = job.parallel.pipeline * job.parallel.expert * job.parallel.cards_of_one_expert
     return max(1, job.hardware.gpus * job.hardware.nodes // split)
-
-
-def expert_tensor(job: Job) -> int:
-    """megatron/core/model_parallel_config.py, `__post_init__`: as other layers where nothing is said."""
-    return job.parallel.expert_tensor or job.parallel.tensor
 
 
 def parts_of(job: Job) -> MegatronRank:
@@ -199,7 +194,7 @@ def parts_of(job: Job) -> MegatronRank:
         parallel.tensor, parallel.context, parallel.expert, overlaps(job), low,
         parallel.sequence_parallel is not False, job.attention, frozen, gradients_dtype(job),
         job.lora.dropout or 0.0, job.task == "sft" and job.data.packing,
-        numbers(followed(job)["megatron-core"]), runs_nemo(job), expert_tensor(job), runs_nemo(job),
+        numbers(followed(job)["megatron-core"]), runs_nemo(job), parallel.cards_of_one_expert, runs_nemo(job),
     )  # fmt: skip
 
 
