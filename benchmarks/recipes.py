@@ -12,7 +12,12 @@ recognised    some reader knows it as a training
 answered      predict answers; `by keys`: and no key makes it an estimate
 keys          values by dotted name: used, ignored because they move nothing, or reported as not understood
 
-and of all others: refused by the task's name, or told to train nothing.
+of files of any task, with images or without, but those in `OUT_OF_SCOPE`:
+
+understood    the file makes a job that contradicts nothing
+answered      predict answers
+
+and of those in `OUT_OF_SCOPE`: refused by the task's name, or told to train nothing.
 """
 
 from __future__ import annotations
@@ -41,6 +46,7 @@ from timing import write_result  # noqa: E402
 from tunecast.door.predict import predict  # noqa: E402
 from tunecast.errors import TunecastError  # noqa: E402
 from tunecast.job import recipes  # noqa: E402
+from tunecast.job.readers import read_job  # noqa: E402
 from tunecast.job.recipes.recipe import Recipe  # noqa: E402
 
 Row = dict[str, Any]
@@ -49,7 +55,15 @@ CARDS = 8
 MOST_CPU_S = 60
 MOST_BYTES = 4 * 2**30
 OUTCOMES = ("answered", "failed", "other task", "not recognised", "unreadable", "traceback", "over its limits")
+OUT_OF_SCOPE = (
+    *("diffusion", "diffusion LM", "diffusiongemmasft", "speculative decoding", "sft (QAT)", "not training", "export"),
+    *("script", "on a remote service"),
+)
+"""Tasks of files that make no text from text or images, imitate quantisation, train another model's helper, or train
+nothing here."""
 TEXT_TASKS = ("sft", "pretrain", "pretrain/sft", "benchmark (pretrain-like)")
+FOLLOW_CARDS = ("hardware.gpus", "rl.generations", "rl.vllm.tensor")
+"""Fields that may be wrong for one card and right for several."""
 KINDS = ("used", "ignored", "not_understood")
 
 
@@ -69,7 +83,7 @@ def asked(path: Path) -> Row:
     }
     if recipe.refused:
         return {"outcome": "other task", "reason": recipe.refused, **row}
-    return {**answer(path, recipe), **row}
+    return {**row, **answer(path, recipe)}
 
 
 def keys_of(found: Iterable[Any]) -> list[str]:
@@ -78,24 +92,37 @@ def keys_of(found: Iterable[Any]) -> list[str]:
 
 
 def answer(path: Path, recipe: Recipe) -> Row:
-    hardware, parallel = (recipe.job.get(name) or {} for name in ("hardware", "parallel"))
-    overrides: dict[str, object] = {} if hardware.get("gpu") else {"hardware.gpu": CARD}
-    try:
+    understood = False
+    for overrides in cards_for(recipe):
+        row: Row
         try:
+            read_job(str(path), overrides)
+            understood = True
             found = predict(str(path), overrides, engine="analytic", once=True)
         except TunecastError as error:
-            if error.field != "hardware.gpus":
-                raise
-            of = {name: parallel.get(name) or 1 for name in ("tensor", "pipeline", "context", "expert")}
-            split = of["tensor"] * of["pipeline"] * lcm(of["context"], of["expert"])
-            overrides |= {"hardware.gpus": CARDS, "hardware.nodes": hardware.get("nodes") or ceil(split / CARDS)}
-            found = predict(str(path), overrides, engine="analytic", once=True)
-    except TunecastError as error:
-        outcome = "other task" if error.field == "task" else "failed"
-        return {"outcome": outcome, "reason": error.message.replace(f"{path}", path.name), "field": error.field}
-    found.to_dict()
-    gib = round(found.memory.reserved_bytes / 2**30, 1)
-    return {"outcome": "answered", "gib": gib, "cards": found.job.hardware.cards, "exactness": found.exactness}
+            outcome = "other task" if error.field == "task" else "failed"
+            reason = error.message.replace(f"{path}", path.name)
+            row = {"understood": understood, "outcome": outcome, "reason": reason, "field": error.field}
+            if error.field not in FOLLOW_CARDS:
+                break
+        else:
+            found.to_dict()
+            gib = round(found.memory.reserved_bytes / 2**30, 1)
+            cards, task = found.job.hardware.cards, found.job.task
+            row = {"outcome": "answered", "gib": gib, "cards": cards, "exactness": found.exactness, "job_task": task}
+            return {"understood": True, **row}
+    return row
+
+
+def cards_for(recipe: Recipe) -> Iterator[dict[str, object]]:
+    """What is said of cards where the file does not: one, then several, then one less, which serves the others."""
+    hardware, parallel = (recipe.job.get(name) or {} for name in ("hardware", "parallel"))
+    overrides: dict[str, object] = {} if hardware.get("gpu") else {"hardware.gpu": CARD}
+    yield overrides
+    of = {name: parallel.get(name) or 1 for name in ("tensor", "pipeline", "context", "expert")}
+    split = of["tensor"] * of["pipeline"] * lcm(of["context"], of["expert"])
+    yield {**overrides, "hardware.gpus": CARDS, "hardware.nodes": hardware.get("nodes") or ceil(split / CARDS)}
+    yield {**overrides, "hardware.gpus": CARDS - 1}
 
 
 def bounded(path: Path) -> Row:
@@ -130,7 +157,8 @@ def summary(rows: list[Row]) -> Row:
     """Of one framework, or of all."""
     outcomes = Counter(row["outcome"] for row in rows)
     text = [row for row in rows if row["text"]]
-    others = [row for row in rows if not row["text"]]
+    others = [row for row in rows if row["task"] in OUT_OF_SCOPE]
+    every = [row for row in rows if row["task"] not in OUT_OF_SCOPE]
     recognised = [row for row in text if "keys" in row]
     answered = [row for row in text if row["outcome"] == "answered"]
     keys = {kind: sum(len(row["keys"][kind]) for row in recognised) for kind in KINDS}
@@ -143,11 +171,19 @@ def summary(rows: list[Row]) -> Row:
         "answered_by_keys_share": share(sum(not row["keys"]["not_understood"] for row in answered), len(text)),
         "keys": keys,
         "keys_used_share": share(keys["used"], keys["used"] + keys["not_understood"]),
+        "task_files": len(every),
+        "understood_share": share(sum(is_understood(row) for row in every), len(every)),
+        "tasks_answered_share": share(sum(row["outcome"] == "answered" for row in every), len(every)),
         "other_files": len(others),
         "others_named_share": share(sum(row["outcome"] == "other task" for row in others), len(others)),
         "commonest": {
             "keys not understood": commonest(key for row in recognised for key in row["keys"]["not_understood"]),
             "not answered": commonest(reason(row) for row in text if row["outcome"] != "answered"),
+            "of any task, not answered": commonest(
+                f"{row['task']}, {row['modality']}: {reason(row)}"
+                for row in every
+                if not row["text"] and row["outcome"] != "answered"
+            ),
             "others, not named": commonest(
                 f"{row['task']}, {row['modality']}: {row['outcome']}"
                 for row in others
@@ -155,6 +191,24 @@ def summary(rows: list[Row]) -> Row:
             ),
         },
     }
+
+
+def is_understood(row: Row) -> bool:
+    return bool(row.get("understood"))
+
+
+def by_task(rows: list[Row]) -> dict[str, Row]:
+    """Of every framework's tasks in scope: files, understood, answered."""
+    found: dict[str, Row] = {}
+    for row in rows:
+        if row["task"] in OUT_OF_SCOPE:
+            continue
+        name = f"{row['framework']}: {row['task']}, {row['modality']}"
+        counts = found.setdefault(name, {"files": 0, "understood": 0, "answered": 0})
+        counts["files"] += 1
+        counts["understood"] += is_understood(row)
+        counts["answered"] += row["outcome"] == "answered"
+    return dict(sorted(found.items()))
 
 
 def share(part: int, whole: int) -> float | None:
@@ -182,6 +236,8 @@ def told(framework: str, found: Row) -> Iterator[str]:
         + f"; of {found['text_files']} of text: recognised {shares['recognised_share']}"
         + f", answered {shares['answered_share']}, by keys {shares['answered_by_keys_share']}"
         + f", keys used {shares['keys_used_share']} of those that matter"
+        + f"; of {found['task_files']} of any task: understood {shares['understood_share']}"
+        + f", answered {shares['tasks_answered_share']}"
         + f"; of {found['other_files']} others named {shares['others_named_share']}"
     )
 
@@ -198,19 +254,28 @@ def briefly(row: Row) -> Row:
     return {**row, "keys": keys} if keys else row
 
 
+def is_text(row: Row) -> bool:
+    return row["modality"] == "text" and row["task"] in TEXT_TASKS
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--only", metavar="FRAMEWORK", help="and write no result")
+    parser.add_argument("--not-text", action="store_true", help="without SFT and pre-training on text, and no result")
     parser.add_argument("--failing", action="store_true", help="name each file that is not answered, and why")
     arguments = parser.parse_args()
     with (HERE / "data" / "recipe_files.csv").open(encoding="utf-8", newline="") as file:
-        given = [row for row in csv.DictReader(file) if arguments.only in (None, row["framework"])]
+        given = [
+            row
+            for row in csv.DictReader(file)
+            if arguments.only in (None, row["framework"]) and not (arguments.not_text and is_text(row))
+        ]
     predict({"model": "llama-3.2-1b"}).to_dict()  # imports once what every file's process needs
     rows: list[Row] = [
         {
             **{name: row[name] for name in ("framework", "repo", "path", "task", "modality")},
-            "text": row["modality"] == "text" and row["task"] in TEXT_TASKS,
+            "text": is_text(row),
             **bounded(arguments.folder / row["repo"] / row["path"]),
         }
         for row in given
@@ -221,12 +286,17 @@ def main() -> None:
         print("\n".join((*told(name, found), *told_why(found))))
     whole = summary(rows)
     print("\n".join(told("all", whole)))
+    for name, counts in by_task(rows).items():
+        print(f"  {name}: {counts['answered']} answered, {counts['understood']} understood of {counts['files']}")
     if arguments.failing:
         for row in rows:
-            if row["outcome"] != ("answered" if row["text"] else "other task"):
+            if row["outcome"] != ("other task" if row["task"] in OUT_OF_SCOPE else "answered"):
                 print(f"{row['repo']}/{row['path']}: {row['task']}: {row['outcome']}: {row.get('reason', '')}")
-    if not arguments.only:
-        result = {"commit": commit(), "all": whole, "frameworks": by_framework, "rows": list(map(briefly, rows))}
+    if not arguments.only and not arguments.not_text:
+        result = {
+            **{"commit": commit(), "all": whole, "frameworks": by_framework, "tasks": by_task(rows)},
+            "rows": list(map(briefly, rows)),
+        }
         write_result(HERE / "results" / "recipes.json", result)
 
 

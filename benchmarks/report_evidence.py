@@ -29,6 +29,7 @@ from plots import (  # noqa: E402
 )
 from public_figures import promises  # noqa: E402
 from report_rows import lines_of  # noqa: E402
+from report_tasks import tasks_section  # noqa: E402
 
 from tunecast.prediction.memory.ranges import FLOOR_BYTES  # noqa: E402
 from tunecast.units import gib  # noqa: E402
@@ -285,6 +286,7 @@ def ranges_section() -> list[str]:
         "",
         *unknown_paragraph(),
         *edge_section(),
+        *tasks_section(),
     ]
 
 

@@ -42,16 +42,20 @@ def counted(found: Row) -> Iterator[str]:
         "([which](../benchmarks/data/recipe_files.csv), with commit and path), each asked with one named card, eight "
         f"of them where the number matters. {whole['text_files']} train on text, SFT or pre-training. *Answered*: by "
         "`predict`. *By keys*: and no key made it an estimate. *Keys*: of those that matter, the share that is used "
-        "and not reported. *Others*: another task, images or sound, refused by that name."
+        f"and not reported. *Any task*: {whole['task_files']} of text or images, SFT or another task; *understood*: "
+        "as a job that contradicts nothing, *all answered*: by `predict`. *Others*: no such training (diffusion, "
+        "drafts for speculative decoding, QAT, files that train nothing), refused by that name."
     )
     yield ""
     rows = [*found["frameworks"].items(), ("all", whole)]
     yield from table(
-        ["framework", "files of text", "recognised", "answered", "by keys", "keys", "others", "named"],
+        ["framework", "files of text", "recognised", "answered", "by keys", "keys", "any task", "understood",
+         "all answered", "others", "named"],
         [
             [
                 name, f"{row['text_files']}", shown(row["recognised_share"]), shown(row["answered_share"]),
-                shown(row["answered_by_keys_share"]), shown(row["keys_used_share"]), f"{row['other_files']}",
+                shown(row["answered_by_keys_share"]), shown(row["keys_used_share"]), f"{row['task_files']}",
+                shown(row["understood_share"]), shown(row["tasks_answered_share"]), f"{row['other_files']}",
                 shown(row["others_named_share"]),
             ]
             for name, row in rows
@@ -64,6 +68,11 @@ def counted(found: Row) -> Iterator[str]:
     )
     yield ""
     for reason, files in list(whole["commonest"]["not answered"].items())[:WORST]:
+        yield f"- {files}: {reason}"
+    yield ""
+    yield "Beyond SFT and pre-training on text, most often not answered:"
+    yield ""
+    for reason, files in list(whole["commonest"]["of any task, not answered"].items())[:WORST]:
         yield f"- {files}: {reason}"
 
 

@@ -38,11 +38,17 @@ FURTHER = {
 """Files that read for another, with a table of their own."""
 
 AS_A_FIELD: Mapping[str, tuple[object, object]] = {
+    "llamafactory/hparams/model_args.py: ProcessorArguments.image_max_pixels": ("768 * 768", 768 * 768),
+    "llamafactory/hparams/model_args.py: ProcessorArguments.video_max_pixels": ("256 * 256", 256 * 256),
     "swift/megatron/arguments/megatron_args.py: MegatronArguments.cross_entropy_loss_fusion": (True, "fused"),
+    "swift/rlhf_trainers/args_mixin.py: RolloutTrainerArgumentsMixin.sleep_level": (0, False),
+    "swift/rlhf_trainers/args_mixin.py: RolloutTrainerArgumentsMixin.use_vllm": (False, "transformers"),
     "transformers/training_args.py: TrainingArguments.default_optim": ("adamw_torch", "adamw_torch_fused"),
     "transformers/training_args.py: TrainingArguments.train_sampling_strategy": ("random", False),
     "trl/trainer/base_config.py: _BaseConfig.bf16": (None, "bfloat16"),
+    "trl/trainer/grpo_config.py: GRPOConfig.use_vllm": (False, "transformers"),
     "trl/trainer/model_config.py: ModelConfig.use_peft": (False, "full"),
+    "trl/trainer/rloo_config.py: RLOOConfig.use_vllm": (False, "transformers"),
 }
 """What stands there, and the field's value for it: `__post_init__` fuses from torch 2.8 on, and takes bf16 unless fp16
 is set."""

@@ -22,6 +22,8 @@ from tunecast.job.optimizers import OF_TRANSFORMERS
 DISTRIBUTIONS = {"TRL": "trl", "transformers": "transformers", "PEFT": "peft", "accelerate": "accelerate"}
 SOURCES = {
     "SFTConfig": ("trl", ("trainer/sft_config.py", "trainer/base_config.py")),
+    "DPOConfig": ("trl", ("trainer/dpo_config.py",)),
+    "GRPOConfig": ("trl", ("trainer/grpo_config.py",)),
     "ModelConfig": ("trl", ("trainer/model_config.py",)),
     "TrainingArguments": ("transformers", ("training_args.py",)),
     "LoraConfig": ("peft", ("tuners/lora/config.py",)),
@@ -104,6 +106,7 @@ def test_our_value_is_theirs_in_our_words():
         "data.pad_to_multiple_of": ("auto", None),  # "does not pad elsewhere" than on Neuron
         "run.max_steps": (-1, None),
         "data.num_proc": (None, 1),
+        "rl.engine": (False, "transformers"),
         "data.completion_only": (None, True),  # "the loss is computed on the completion" of prompts that have one
         "parallel.cpu_ram_efficient_loading": (None, False),  # of the environment, where nothing is false
     }

@@ -19,7 +19,7 @@ BEGINNINGS = {"zero", "paged_", "adamw", "adamw_torch", "galore", "apollo", "lio
 """Parts of names that tell a kind: asked for, they are as bad as the names."""
 NAMES = {*STACKS, *SHARDINGS, *OPTIMIZERS, *BEGINNINGS}
 DECLARATIONS = ("job/stacks.py", "job/shardings.py", "job/optimizers.py")
-PROGRAMS = ("tape/build/stacks/", "tape/build/sharding/", "tape/build/optimizers/")
+PROGRAMS = ("tape/build/stacks/", "tape/build/tasks/", "tape/build/sharding/", "tape/build/optimizers/")
 """What a declaration stands for, in code: each speaks of itself."""
 READERS = "job/recipes/"
 """What trainers' files say, in our words: it sets them, and asks for none."""
@@ -30,6 +30,7 @@ OTHERWISE = {
     "job/job.py": "transformers, the package whose release is followed",
     "job/releases.py": "packages whose releases are followed",
     "job/spellings.py": "unsloth, an organisation on the Hub",
+    "job/task_sections.py": "transformers, the package whose generate() writes completions",
     "planning/space.py": "zero, a word of --allow",
     "prediction/memory/ranges_table.py": "written by a benchmark, by the stack that was measured",
     "tape/build/eras.py": "transformers, the package whose releases these are",

@@ -68,6 +68,11 @@ JOB = {
     "--reduce-bucket-size", "--prefetch-bucket-size", "--param-persistence-threshold", "--max-live-parameters",
     "--max-reuse-distance", "--sub-group-size", "--overlap-comm", "--no-overlap-comm", "--round-robin-gradients",
     "--no-round-robin-gradients",
+    "--reference", "--sft-weight", "--beta", "--preference-prompt-length", "--generations", "--prompt-length",
+    "--completion-length",
+    "--steps-per-generation", "--iterations", "--rl-beta", "--reward-model", "--rl-engine", "--vllm-place",
+    "--vllm-memory-fraction", "--vllm-tensor", "--vllm-sleep", "--no-vllm-sleep", "--vllm-cards", "--labels",
+    "--teacher", "--teacher-place", "--on-policy", "--images", "--pixels", "--frames", "--tiles", "--vision-trained",
 }  # fmt: skip
 
 
@@ -172,7 +177,8 @@ def test_schemas() -> None:
 
 
 SOURCE = Path(tunecast.__file__).parent
-UPSTREAM = (SOURCE / "tape" / "build" / "families", SOURCE / "tape" / "build" / "stacks", SOURCE / "tape" / "trace")
+BUILD = SOURCE / "tape" / "build"
+UPSTREAM = (BUILD / "families", BUILD / "stacks", BUILD / "vision", SOURCE / "tape" / "trace")
 """Where modules of a model have the names of the package that is followed: each file is a model of its own."""
 
 

@@ -79,18 +79,22 @@ def every_step_built(job: Job, config: dict[str, Any], steps: Sequence[Sequence[
             tuple(machine.run("_to_copy", (), (rows, length), INT64) for _ in range(3))
             for rows, length, _ in step.micros
         ]
+        return found
+
+    def labels_in(machine: Machine, found: Any, shifts: bool = True) -> Any:
         total: Any = None
-        for (rows, length, _), batch in zip(step.micros, found, strict=True):
+        for (rows, length, _), batch in zip(now[-1].micros, found, strict=True):
             count = machine.run("ne", (batch[2],), (rows, length - 1), BOOL).sum(range(2), dtype=INT64)
             total = machine.run("add", (count,), (), INT64)
             del count
-        return found, total
+        return total
 
-    def each(machine: Machine, count: int) -> Iterator[int]:
+    def each(machine: Machine, count: int, repeats: bool = True) -> Iterator[int]:
         yield from range(len(now[-1].micros))
 
     masked = steps[0][0][2]
-    with patch.object(trainer, "batches", batches), patch.object(trainer, "micro_batches", each):
+    patched = {"batches": batches, "labels_in": labels_in, "micro_batches": each}
+    with patch.multiple(trainer, **patched):
         return program(build(job, config, [step_of(step) for step in steps], CARD, keeps_ops=False, masked=masked))
 
 

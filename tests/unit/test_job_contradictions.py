@@ -16,12 +16,51 @@ def problems(**fields: object) -> list[str]:
     return []
 
 
-@pytest.mark.parametrize("task", ["dpo", "orpo", "kto", "reward", "grpo"])
-def test_a_task_not_modelled_yet_says_which_are(task):
-    assert problems(task=task) == [
-        f"task: got {task}, known but not modelled yet; allowed: sft, pretrain. "
-        "To fix: trace your own script, `tunecast trace -- train.py`"
+@pytest.mark.parametrize("task", ["dpo", "kto", "reward", "grpo", "distill"])
+def test_a_task_that_a_stack_does_not_do_says_who_does(task):
+    [line] = problems(task=task, stack="torchtune")
+    assert line.startswith(
+        f"task: got {task}, which is not modelled of torchtune; allowed there: sft, pretrain. To fix:"
+    )
+    assert "stack trl, " in line and line.endswith("trace your own script, `tunecast trace -- train.py`")
+
+
+def test_what_transformers_own_trainer_does_not_do_is_trl_s():
+    assert job_from_dict({"model": "m", "task": "dpo"}).stack == "trl"
+    assert Job("m", task="dpo").stack == "trl"
+    assert job_from_dict({"model": "m", "task": "classify"}).stack == "transformers"
+
+
+def test_a_head_has_as_many_outputs_as_its_task_asks_for():
+    outputs = {"reward": 1, "rerank": 1, "classify": 2, "prm": 2, "embed": None, "sft": None}
+    assert {task: job_from_dict({"model": "m", "task": task}).head.labels for task in outputs} == outputs
+    assert {task: Job("m", task=task).head.labels for task in outputs} == outputs
+    assert job_from_dict({"model": "m", "task": "classify", "head": {"labels": 9}}).head.labels == 9
+    assert problems(task="reward", head={"labels": 2}) == [
+        "head.labels: got 2 with task reward, whose trainer takes a model of one output; allowed: 1; nearest: 1"
     ]
+    [line] = problems(task="embed", head={"labels": 2})
+    assert line.startswith("head.labels: got 2 with task embed, which compares hidden states and has no head")
+    [line] = problems(task="sft", head={"labels": 2})
+    assert line.startswith("head.labels: got 2 with task sft, whose head is the vocabulary's; allowed: with rew")
+
+
+def test_what_fuses_the_vocabulary_s_head_needs_one():
+    [line] = problems(task="reward", kernels=["liger"])
+    assert line.startswith("kernels: got liger with task reward, whose model has no vocabulary to fuse; allowed: lig")
+    assert problems(task="reward", kernels=["liger_rms_norm", "liger_rope"]) == []
+    [line] = problems(task="classify", loss="chunked")
+    assert line.startswith("loss: got chunked with task classify, whose model makes no logits of a vocabulary")
+    [line] = problems(task="reward", data={"packing": True})
+    assert line.startswith("data.packing: got true with task reward, whose trainer pads rows and packs none")
+
+
+def test_a_student_has_a_teacher():
+    [line] = problems(task="distill")
+    assert line.startswith("distill.teacher: got null with task distill, which learns from another model; allowed: a")
+    assert problems(task="distill", distill={"teacher": "llama-3.1-8b"}) == []
+    [line] = problems(distill={"teacher": "llama-3.1-8b"})
+    assert line.startswith("distill.teacher: got 'llama-3.1-8b' with task sft, which has no teacher; allowed: ")
 
 
 def test_qlora_means_nf4_unless_told_otherwise():

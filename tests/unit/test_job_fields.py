@@ -140,7 +140,9 @@ def test_an_unknown_field_points_at_the_one_that_was_meant(fields, field, near):
 
 def test_all_problems_are_told_at_once_and_the_first_is_named():
     with pytest.raises(UsageError) as caught:
-        job_from_dict({"seq_len": 0, "method": "x", "hardware": {"gpus": "many"}, "speed": 1, "task": "dpo"})
+        job_from_dict(
+            {"seq_len": 0, "method": "x", "hardware": {"gpus": "many"}, "speed": 1, "task": "dpo", "stack": "litgpt"}
+        )
     lines = caught.value.message.splitlines()
     assert [line.split(":")[0] for line in lines] == ["speed", "model", "method", "seq_len", "hardware.gpus", "task"]
     assert caught.value.field == "speed"

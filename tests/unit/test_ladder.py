@@ -26,7 +26,7 @@ def test_harm_never_falls() -> None:
     harms = [rung.harm for rung in LESS_MEMORY]
     assert harms == sorted(harms)
     assert {rung.harm for rung in LESS_TIME} == {Harm.SAME}
-    assert ALLOWED == ("method", "rank", "seq_len")
+    assert ALLOWED == ("method", "rank", "tower", "pixels", "generations", "completion_length", "seq_len")
 
 
 def test_every_setting_makes_another_job() -> None:

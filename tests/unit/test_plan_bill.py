@@ -7,9 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from tunecast.hardware.catalog import known_gpu
 from tunecast.job.mapping import job_from_dict
 from tunecast.market.offer import Offer
 from tunecast.planning.bill import Biller, StartTime, Terms
+from tunecast.planning.choice import Fleet
 from tunecast.planning.estimate import Timed
 from tunecast.planning.goals import Aim, Goal, Point
 from tunecast.planning.objective import balanced, pick, reasons, space_out
@@ -70,6 +72,22 @@ def test_a_reservation_costs_its_whole_term():
     assert biller().least_usd_per_s(reserved, 2) == 0
     (line,) = [line for line in bill.cost.lines if line.usd]
     assert (line.name, line.told) == ("reservation", "8,760 h, used or not")
+
+
+def test_cards_that_serve_vllm_are_paid_too():
+    """Two machines of one card train, one more card generates: three are paid for."""
+    rl = {"engine": "vllm", "vllm": {"place": "server", "cards": 1}}
+    serving = Biller(job_from_dict({"model": "qwen3-0.6b", "task": "grpo", "stack": "trl", "rl": rl}), Terms())
+    owned = offer(kind="owned")
+    bill = serving.bill(timed(), owned, nodes=2)
+    assert bill.cost.total_usd == pytest.approx(3700 * 3 * 3.6 / 3600)
+    assert serving.least_usd_per_s(owned, 2) == pytest.approx(3 * 3.6 / 3600)
+    assert any("1 more card is rented for vLLM" in told for told in bill.cost.assumptions)
+    reserved = offer(2.0, kind="reserved", term_hours=8760.0)
+    assert serving.fixed_usd(reserved, 2, 0) == pytest.approx(2.0 * 8760 * 3)
+    fleet = Fleet(known_gpu("h100-sxm-80gb"), 2, 1, replace(offer(), gpus=2, usd_per_hour=6.0), serving.serving)
+    assert fleet.hardware == "2 x h100-sxm-80gb + 1 x h100-sxm-80gb for vLLM"
+    assert (fleet.cards, fleet.usd_per_hour) == (2, 9.0)
 
 
 def test_egress_nobody_knows_the_price_of_is_not_free():

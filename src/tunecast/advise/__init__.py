@@ -11,6 +11,8 @@ most.py           The answer of `tunecast largest` (`tunecast.largest/1`): the m
 smallest_card.py  The smallest card of the catalogue a job completes on
 suggestions.py    Jobs like the one that was predicted, tried for whoever reads the answer: changes that free memory,
                   and other values of what was not given
+task_rungs.py     What people change in preference tuning, in rollouts and with images that are to need less memory:
+                  rungs of the ladder that apply to some tasks alone
 unstated.py       What a job does not say and was taken for it, and what another common value would change
 oom/              An out-of-memory message, read back and explained
 """

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from enum import IntEnum
 
+from tunecast.advise import task_rungs
 from tunecast.job.job import Job
 from tunecast.job.kernels import chosen_kernels, liger_parts
 from tunecast.job.model import resolve_model
-from tunecast.job.names import BITSANDBYTES
+from tunecast.job.names import BITSANDBYTES, HEADS, LANGUAGE, ROLLOUTS
 from tunecast.job.optimizers import optimizer_of
 from tunecast.job.shardings import REPLICATED, SHARDED, SHARDINGS, sharding_of
 from tunecast.job.stacks import stack_of
@@ -102,8 +103,11 @@ def fewer_ranks(job: Job) -> Iterator[Overrides]:
 
 
 def shorter_rows(job: Job) -> Iterator[Overrides]:
+    """Of rollouts it is completions that get shorter."""
     length = job.seq_len
-    while job.lengths is None and length // 2 >= min(LEAST_TOKENS, max(1, job.seq_len // 2)):
+    while (
+        job.lengths is None and job.task not in ROLLOUTS and length // 2 >= min(LEAST_TOKENS, max(1, job.seq_len // 2))
+    ):
         length //= 2
         yield {"seq_len": length}
 
@@ -119,7 +123,7 @@ def _where(condition: Callable[[Job], bool], overrides: Overrides) -> Callable[[
 
 def proposes_liger(job: Job) -> bool:
     """Whether its kernels are proposed: of the others nobody compared a trace."""
-    return resolve_model(job.model).model_type in MODELS
+    return job.task not in HEADS and resolve_model(job.model).model_type in MODELS
 
 
 def _liger(job: Job) -> Iterator[Overrides]:
@@ -150,7 +154,7 @@ def _trained_dtype(job: Job) -> str:
 
 def _chunked_loss(job: Job) -> str | None:
     losses = stack_of(job).losses
-    is_full = (job.loss or losses[0]) == "full" and not chosen_kernels(job)
+    is_full = (job.loss or losses[0]) == "full" and not chosen_kernels(job) and job.task in LANGUAGE
     return "chunked" if is_full and "chunked" in losses else None
 
 
@@ -176,6 +180,7 @@ LESS_MEMORY: tuple[Rung, ...] = (
     Rung("attention", SAME, _where(lambda job: job.attention == "eager", {"attention": "sdpa"})),
     Rung("optimizer", SAME, _to("optimizer", lambda job: optimizer_of(job).fused)),
     Rung("micro_batch", SAME, smaller_micro_batches),
+    Rung("generation", SAME, task_rungs.smaller_generations),
     Rung("parallel.data", SAME, _sharded),
     Rung("allocator", SAME, _where(lambda job: job.allocator == "native" and stack_of(job).allocator is None,
                                    {"allocator": "expandable_segments"})),
@@ -184,6 +189,10 @@ LESS_MEMORY: tuple[Rung, ...] = (
     Rung("offload", SAME, _where(lambda job: stack_of(job).offloads_activations and not job.offload_activations,
                                  {"offload_activations": True}), note=ON_THE_HOST),
     Rung("parallel.offload", SAME, _offloaded, note=ON_THE_HOST),
+    Rung("reference", SAME, task_rungs.precomputed_reference, note=task_rungs.BEFORE_TRAINING),
+    Rung("vllm", SAME, task_rungs.sleeping_vllm),
+    Rung("vllm", SAME, task_rungs.smaller_share),
+    Rung("vllm", SAME, task_rungs.vllm_server, note=task_rungs.OTHER_CARDS),
     Rung("prepare_kbit", ROUNDED, _where(lambda job: job.quantization.format in BITSANDBYTES
                                          and job.quantization.prepare_kbit, {"quantization.prepare_kbit": False})),
     Rung("double_quant", ROUNDED, _where(lambda job: job.quantization.format in ("nf4", "fp4")
@@ -199,6 +208,10 @@ LESS_MEMORY: tuple[Rung, ...] = (
     Rung("method", OTHER, _where(lambda job: job.method == "full", {"method": "qlora"}), None,
          _says(LORA, QLORA)),
     Rung("rank", OTHER, fewer_ranks),
+    Rung("tower", OTHER, task_rungs.frozen_tower, note=task_rungs.STILL_TOWER),
+    Rung("pixels", OTHER, task_rungs.smaller_images, note=task_rungs.BLURRED),
+    Rung("generations", OTHER, task_rungs.fewer_generations, note=task_rungs.SMALLER_GROUPS),
+    Rung("completion_length", OTHER, task_rungs.shorter_completions, note=task_rungs.SHORTER),
     Rung("seq_len", OTHER, shorter_rows),
 )  # fmt: skip
 """The order is that of harm, then of what people do first."""

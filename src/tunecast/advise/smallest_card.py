@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from tunecast.hardware.catalog import gpus
 from tunecast.hardware.spec import Gpu
 from tunecast.job.job import Job
+from tunecast.prediction.memory.vllm import requested_bytes
 from tunecast.prediction.on_card import context_of
 
 USUAL = "NVIDIA"
@@ -25,6 +26,7 @@ def least_card(job: Job, need_bytes: int, tried: Mapping[str, bool]) -> Gpu | No
 
     def is_large_enough(card: Gpu) -> bool:
         left_bytes = card.memory_bytes - context_of(card).nbytes - job.hardware.reserve_bytes
+        left_bytes -= requested_bytes(job, card)
         return left_bytes >= need_bytes and (card.compute_capability >= BFLOAT16 or not needs_bfloat16)
 
     cards = (card for card in gpus().values() if card.vendor == USUAL)

@@ -77,9 +77,9 @@ def with_values(job: Job, overrides: Mapping[str, object]) -> Job:
     return with_fields(job, overrides)
 
 
-def _flat(fields: Mapping[str, object]) -> Iterator[tuple[str, object]]:
+def _flat(fields: Mapping[str, object], before: str = "") -> Iterator[tuple[str, object]]:
     for name, value in fields.items():
-        if name in sections() and isinstance(value, Mapping):
-            yield from ((f"{name}.{leaf}", each) for leaf, each in value.items())
+        if before + name in sections() and isinstance(value, Mapping):
+            yield from _flat(value, f"{before}{name}.")
         else:
-            yield name, value
+            yield before + name, value

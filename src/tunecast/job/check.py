@@ -6,46 +6,35 @@ already known to be wrong, so that one mistake is told once.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
+from tunecast.job import check_images, check_parallel, check_tasks
 from tunecast.job.kernels import CUT_HEAD, FUSED_HEAD, FUSED_LOSS, LIGER_PARTS, LORA_TRITON
 from tunecast.job.knob import Problem, knobs_of, shown
-from tunecast.job.names import BITSANDBYTES
+from tunecast.job.names import BITSANDBYTES, TASKS
 from tunecast.job.optimizers import OPTIMIZERS
+from tunecast.job.rules import Rule, adding_to
 from tunecast.job.sections import Lora, Quantization, Run
-from tunecast.job.shardings import REPLICATED, SHARDINGS, able_to_offload
-from tunecast.job.stacks import STACKS
-from tunecast.records import NamedTuple
+from tunecast.job.stacks import DEFAULT_STACK, SFT_STACK, STACKS
+from tunecast.job.task_sections import OF_OTHERS, OF_TASKS, SECTIONS
 
 Values = Mapping[str, Any]
-Objection = Callable[..., str | Problem | None]
-
-MODELLED_TASKS = ("sft", "pretrain")
-
-
-class Rule(NamedTuple):
-    fields: tuple[str, ...]
-    objection: Objection
-
 
 RULES: list[Rule] = []
-
-
-def rule(*fields: str) -> Callable[[Objection], Objection]:
-    def add(objection: Objection) -> Objection:
-        RULES.append(Rule(fields, objection))
-        return objection
-
-    return add
+rule = adding_to(RULES)
 
 
 def settled(values: Values) -> dict[str, Any]:
-    """The values with what follows from them filled in: qlora quantises to nf4 unless told otherwise."""
+    """The values with what follows from them filled in: qlora quantises to nf4 unless told otherwise, what
+    transformers' own Trainer does not do is TRL's, and a head has as many outputs as its task usually asks for."""
     full = dict(values)
+    if full["stack"] == DEFAULT_STACK and full["task"] not in STACKS[DEFAULT_STACK].tasks:
+        full["stack"] = SFT_STACK
     if full["method"] == "qlora" and full["quantization.format"] is None:
         full["quantization.format"] = "nf4"
+    if full["head.labels"] is None:
+        full["head.labels"] = check_tasks.LABELS.get(full["task"])
     return full
 
 
@@ -56,7 +45,7 @@ def contradictions(values: Values, given: Collection[str], wrong: Collection[str
     """
     found = [] if "method" in wrong else in_vain(values, [name for name in given if name not in wrong])
     wrong = {*wrong, *(problem.field for problem in found)}
-    for fields, objection in RULES:
+    for fields, objection in (*check_tasks.RULES, *RULES, *check_images.RULES, *check_parallel.RULES):
         if not any(field in wrong for field in fields):
             told = objection(*(values[field] for field in fields))
             if told is not None:
@@ -68,6 +57,7 @@ def in_vain(values: Values, given: Collection[str]) -> list[Problem]:
     method, quantised = values["method"], values["quantization.format"] not in (None, "float8")
     problems = []
     for name in given:
+        section = name.partition(".")[0]
         if name.startswith("lora.") and method == "full":
             why = "with method full, which trains no adapter; allowed: with lora or qlora; nearest: method: lora"
             problems.append(Problem(name, f"got {shown(values[name])} {why}"))
@@ -75,25 +65,21 @@ def in_vain(values: Values, given: Collection[str]) -> list[Problem]:
             packed = values["quantization.format"] or "nothing quantised"
             why = f"with method {method} and {packed}; allowed: with bitsandbytes' qlora; nearest: method: qlora"
             problems.append(Problem(name, f"got {shown(values[name])} {why}"))
+        elif values["task"] not in (tasks := OF_TASKS.get(section, TASKS)):
+            why = f"with task {values['task']}, {OF_OTHERS[section]}; allowed: with {', '.join(tasks)}"
+            problems.append(Problem(name, f"got {shown(values[name])} {why}; nearest: task: {tasks[0]}"))
     return problems
 
 
 def changed(values: Values) -> list[str]:
     """The fields of optional sections that do not hold their defaults: all that a job made in Python can show."""
+    optional = {"lora": Lora, "quantization": Quantization, **SECTIONS}
     return [
         f"{section}.{name}"
-        for section, of in (("lora", Lora), ("quantization", Quantization))
+        for section, of in optional.items()
         for name, knob in knobs_of(of).items()
         if values[f"{section}.{name}"] != knob.default
     ]
-
-
-@rule("task")
-def task_is_modelled(task: str) -> str | None:
-    if task in MODELLED_TASKS:
-        return None
-    got = f"got {task}, known but not modelled yet; allowed: {', '.join(MODELLED_TASKS)}"
-    return f"{got}. To fix: trace your own script, `tunecast trace -- train.py`"
 
 
 @rule("trained", "method", "stack")
@@ -370,131 +356,3 @@ def one_count_of_checkpoints(per_epoch: float | None, steps: int) -> str | None:
     if per_epoch is None or steps == knobs_of(Run)["save_steps"].default:
         return None
     return f"got {per_epoch:g} and save_steps {steps} too; allowed: one of the two; nearest: null"
-
-
-@rule("parallel.virtual_stages", "parallel.pipeline")
-def virtual_stages_of_a_pipeline(virtual: int, pipeline: int) -> str | None:
-    if virtual == 1 or pipeline > 1:
-        return None
-    return f"got {virtual} without a pipeline; allowed: 1, or with pipeline 2 or more; nearest: 1"
-
-
-@rule("parallel.context_kind", "parallel.context")
-def kind_of_a_split_sequence(kind: str, context: int) -> str | None:
-    if kind == "ring" or context > 1:
-        return None
-    return f"got {kind}, but no sequence is split; allowed: ring, or with context 2 or more; nearest: ring"
-
-
-@rule("hardware.reserve_bytes", "hardware.capacity_bytes")
-def capacity_is_what_is_left(reserve_bytes: int, capacity_bytes: int | None) -> str | None:
-    if not reserve_bytes or capacity_bytes is None:
-        return None
-    got = f"got {reserve_bytes} with capacity_bytes, which already says what is left for the allocator"
-    return f"{got}; allowed: one of the two; nearest: 0"
-
-
-@rule("parallel.tensor", "parallel.pipeline", "parallel.context", "parallel.layers", "hardware.gpus", "hardware.nodes")
-def cards_divide(tensor: int, pipeline: int, context: int, layers: int, gpus: int, nodes: int) -> Problem | None:
-    split = {"tensor": tensor, "pipeline": pipeline, "context": context, "layers": layers}
-    parts = {name: n for name, n in split.items() if n > 1}
-    product = " x ".join(f"{name} {n}" for name, n in parts.items())
-    told = _divides(f"got {product}", math.prod(parts.values()), gpus * nodes)
-    return Problem(f"parallel.{next(iter(parts))}", told) if told else None
-
-
-@rule("parallel.expert", "hardware.gpus", "hardware.nodes")
-def experts_divide(expert: int, gpus: int, nodes: int) -> str | None:
-    return _divides(f"got {expert}", expert, gpus * nodes)
-
-
-@rule("parallel.expert_tensor", "stack")
-def cards_of_one_expert(ways: int | None, stack: str) -> str | None:
-    if ways is None or STACKS[stack].uses_megatron:
-        return None
-    return f"got {ways} with stack {stack}; allowed: with stacks around Megatron, or null; nearest: null"
-
-
-@rule("parallel.expert_tensor", "parallel.expert", "parallel.pipeline", "hardware.gpus", "hardware.nodes")
-def split_experts_divide(ways: int | None, expert: int, pipeline: int, gpus: int, nodes: int) -> str | None:
-    """megatron/core/parallel_state.py, `initialize_model_parallel`: experts have a mesh of their own."""
-    if ways is None:
-        return None
-    return _divides(f"got {ways} with expert {expert}, pipeline {pipeline}", ways * expert * pipeline, gpus * nodes)
-
-
-def _divides(got: str, part: int, cards: int) -> str | None:
-    if cards % part == 0:
-        return None
-    # at most gpus x nodes = 10**8 cards, so 10**4 trials
-    small = [d for d in range(1, math.isqrt(cards) + 1) if cards % d == 0]
-    near = max(d for d in (*small, *(cards // d for d in small)) if d <= part)
-    return f"{got}; allowed: what divides the {cards} cards of hardware (gpus x nodes); nearest: {near}"
-
-
-@rule("parallel.layers", "hardware.gpus")
-def layers_stay_in_one_machine(layers: int, gpus: int) -> str | None:
-    if layers <= gpus:
-        return None
-    return f"got {layers}; allowed: at most the {gpus} cards of one machine (hardware.gpus); nearest: {gpus}"
-
-
-@rule("parallel.data", "parallel.layers")
-def spread_layers_are_not_sharded(data: str, layers: int) -> str | None:
-    """transformers refuses device_map with ZeRO-3, and accelerate refuses it in any distributed mode."""
-    if layers == 1 or SHARDINGS[data].is_replicated:
-        return None
-    got = f'got {data} with layers {layers} (device_map="auto")'
-    return f"{got}; allowed: {REPLICATED}, or layers: 1; nearest: {REPLICATED}"
-
-
-@rule("parallel.replicate", "parallel.data")
-def copies_need_hsdp(replicate: int | None, data: str) -> str | None:
-    if replicate is None or SHARDINGS[data].replicates_machines:
-        return None
-    able = " or ".join(name for name, sharding in SHARDINGS.items() if sharding.replicates_machines)
-    return f"got {replicate} with parallel.data {data}; allowed: null, or with {able}; nearest: null"
-
-
-@rule(
-    "parallel.replicate", "parallel.tensor", "parallel.pipeline", "parallel.context", "hardware.gpus", "hardware.nodes"
-)
-def copies_share_the_ranks(
-    replicate: int | None, tensor: int, pipeline: int, context: int, gpus: int, nodes: int
-) -> str | None:
-    ranks = gpus * nodes // (tensor * pipeline * context)
-    if replicate is None or (ranks % replicate == 0 and replicate < ranks):
-        return None
-    near = max((n for n in range(2, min(replicate, ranks // 2) + 1) if ranks % n == 0), default=None)
-    told = f"got {replicate}; allowed: what divides the {ranks} ranks of the data, and less"
-    return f"{told}; nearest: {'null' if near is None else near}"
-
-
-@rule("parallel.offload", "parallel.data")
-def offload_needs_sharding(offload: str, data: str) -> str | None:
-    """DeepSpeed offloads the optimizer with ZeRO 1 to 3, parameters with 3; FSDP's offload moves both."""
-    able = SHARDINGS[data].offloads
-    if offload == "none" or offload in able:
-        return None
-    others, near = " or ".join(able_to_offload(offload)), next(iter(able), "none")
-    return f"got {offload} with parallel.data {data}; allowed: with {others}; nearest: {near}"
-
-
-@rule("run.save_only_model", "parallel.state_dict_type", "parallel.data")
-def parts_of_a_model_come_with_the_optimizer(model_alone: bool, state_dict: str, data: str) -> str | None:
-    """transformers 5.17.0, trainer.py: "save_only_model option is not compatible with FSDP state dict type
-    'SHARDED_STATE_DICT'"."""
-    if not (model_alone and state_dict == "sharded" and SHARDINGS[data].is_fsdp):
-        return None
-    got = "got true with parallel.state_dict_type sharded, which the Trainer refuses"
-    return f"{got}; allowed: false, or state_dict_type: full; nearest: false"
-
-
-@rule("parallel.offload_device", "parallel.offload", "parallel.data")
-def nvme_needs_zero_3(device: str, offload: str, data: str) -> str | None:
-    """DeepSpeed has code that swaps to drives in stage3.py alone; FSDP has none."""
-    if device == "cpu" or (SHARDINGS[data].uses_drives and offload != "none"):
-        return None
-    got = f"got {device} with parallel.data {data} and offload {offload}"
-    able = " or ".join(name for name, sharding in SHARDINGS.items() if sharding.uses_drives)
-    return f"{got}; allowed: with {able} and offload optimizer or parameters; nearest: cpu"

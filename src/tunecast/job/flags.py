@@ -21,7 +21,9 @@ from tunecast.records import NamedTuple
 _BATCH, _PRECISION, _MODEL = "Batch, length and memory", "Precision and kernels", "Model and method"
 _SECTIONS: Mapping[str, str] = {
     "lora": "Adapters (`lora`)", "quantization": "Quantized weights (`quantization`)", "data": "Data (`data`)",
-    "run": "Evaluation and checkpoints (`run`)", "hardware": "Hardware (`hardware`)",
+    "run": "Evaluation and checkpoints (`run`)", "preference": "Preferences (`preference`)",
+    "rl": "Rollouts (`rl`)", "head": "Heads (`head`)", "distill": "Distillation (`distill`)",
+    "vision": "Images and videos (`vision`)", "hardware": "Hardware (`hardware`)",
     "parallel": "Several cards (`parallel`)",
 }  # fmt: skip
 _GROUPS: Mapping[str, str] = {
@@ -36,7 +38,8 @@ _GROUPS: Mapping[str, str] = {
     ),
 }
 ORDER = (
-    _MODEL, _SECTIONS["lora"], _SECTIONS["quantization"], _BATCH, _PRECISION, "Optimizer", _SECTIONS["data"],
+    _MODEL, _SECTIONS["lora"], _SECTIONS["quantization"], _BATCH, _PRECISION, "Optimizer",
+    *[_SECTIONS[name] for name in ("preference", "rl", "head", "distill", "vision")], _SECTIONS["data"],
     _SECTIONS["run"], _SECTIONS["hardware"], _SECTIONS["parallel"],
 )  # fmt: skip
 
@@ -85,7 +88,8 @@ class Flag(NamedTuple):
 @cache
 def job_flags() -> tuple[Flag, ...]:
     knobs = all_knobs()
-    taken = Counter(name.rpartition(".")[2] for name in knobs) + Counter(list(sections()))
+    unnamed = [name.rpartition(".")[2] for name, knob in knobs.items() if not knob.flag]
+    taken = Counter(unnamed) + Counter(list(sections()))
     flags = []
     for name, knob in knobs.items():
         leaf = name.rpartition(".")[2]

@@ -128,8 +128,9 @@ def called() -> Mapping[str, str]:
     """Fields by what they may be called: dotted, their own name where no other has it, and other tools' names."""
     known = all_knobs()
     leaves: dict[str, list[str]] = {}
-    for dotted in known:
-        leaves.setdefault(dotted.rpartition(".")[2], []).append(dotted)
+    for dotted, knob in known.items():
+        if not knob.flag or knob.flag.replace("-", "_") == dotted.rpartition(".")[2]:
+            leaves.setdefault(dotted.rpartition(".")[2], []).append(dotted)
     names = {name: dotted for dotted, knob in known.items() for name in knob.aka}
     names.update({leaf: of[0] for leaf, of in leaves.items() if len(of) == 1 and leaf not in sections()})
     names.update({knob.flag.replace("-", "_"): dotted for dotted, knob in known.items() if knob.flag})

@@ -7,7 +7,7 @@ the flags, the messages and docs/defaults.md are made: a new field is one line h
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
 
@@ -35,10 +35,26 @@ from tunecast.job.parallel import Parallel
 from tunecast.job.releases import RELEASES
 from tunecast.job.sections import Data, Hardware, Lora, Quantization, Run
 from tunecast.job.stacks import DEFAULT_STACK, STACKS
+from tunecast.job.task_sections import OF_TASKS, Distill, Head, Preference, Rl, Vision
 from tunecast.records import dataclass
 from tunecast.result import notebook_html
 
-__all__ = ["Data", "Hardware", "Job", "Lora", "Parallel", "Quantization", "Run", "all_knobs", "sections"]
+__all__ = [
+    "Data",
+    "Distill",
+    "Hardware",
+    "Head",
+    "Job",
+    "Lora",
+    "Parallel",
+    "Preference",
+    "Quantization",
+    "Rl",
+    "Run",
+    "Vision",
+    "all_knobs",
+    "sections",
+]
 
 VERSIONS: Mapping[str, str] = {
     title: RELEASES[title.lower()].newest for title in ("TRL", "transformers", "PEFT", "accelerate")
@@ -59,9 +75,10 @@ class Job(Section):
     task: str = field(
         "sft",
         OURS,
-        "what is trained for; modelled: sft, pretrain. Of others: tunecast trace -- train.py",
+        "what is trained for; micro_batch counts pairs of dpo, orpo, cpo, simpo and reward, completions of grpo, rloo "
+        "and ppo, else rows",
         choices=TASKS,
-        aka="stage rl",
+        aka="stage",
     )
     method: str = field(
         "full",
@@ -216,6 +233,11 @@ class Job(Section):
         within=(1, 10_000_000),
         kilo=1024,
     )
+    preference: Preference = section(Preference, "with task dpo, kto, orpo, cpo or simpo")
+    rl: Rl = section(Rl, "with task grpo, rloo or ppo")
+    head: Head = section(Head, "with task reward, prm, classify, embed or rerank")
+    distill: Distill = section(Distill, "with task distill")
+    vision: Vision = section(Vision, "images and videos beside text, of models with a vision tower")
     data: Data = section(Data, "how much there is to train on")
     run: Run = section(Run, "how long it runs, and what happens between steps")
     hardware: Hardware = section(Hardware, "where it runs")
@@ -233,12 +255,14 @@ class Job(Section):
     def __post_init__(self) -> None:
         self._read_fields("")
         for name, kind in sections().items():
-            if not isinstance(getattr(self, name), kind):
-                wrong = f"got {shown(getattr(self, name))}; allowed: a {kind.__name__}"
+            if not isinstance(reach(self, name), kind):
+                wrong = f"got {shown(reach(self, name))}; allowed: a {kind.__name__}"
                 raise_if_any([Problem(name, wrong)])
         values = settled(self.flat())
         quantization = records.replace(self.quantization, format=values["quantization.format"])
         object.__setattr__(self, "quantization", quantization)
+        object.__setattr__(self, "stack", values["stack"])
+        object.__setattr__(self, "head", records.replace(self.head, labels=values["head.labels"]))
         raise_if_any(contradictions(values, given=changed(values)))
 
     def _repr_html_(self) -> str:
@@ -250,45 +274,62 @@ class Job(Section):
 
     def flat(self) -> dict[str, Any]:
         """Every value by its dotted name."""
-        values: dict[str, Any] = {}
-        for dotted in all_knobs():
-            section, _, leaf = dotted.rpartition(".")
-            values[dotted] = getattr(getattr(self, section), leaf) if section else getattr(self, leaf)
-        return values
+        return {dotted: reach(self, dotted) for dotted in all_knobs()}
 
     def to_dict(self) -> dict[str, Any]:
         """The job as a file would hold it; `job_from_dict` reads it back as it was."""
         whole = nested(self.flat())
         if self.method == "full":
             whole["lora"] = None
+        whole |= {section: None for section, tasks in OF_TASKS.items() if self.task not in tasks}
         if self.quantization.format == "float8":  # whose format says all: the rest is bitsandbytes'
             whole["quantization"] = {"format": "float8"}
         return whole
+
+
+def reach(job: Job, dotted: str) -> Any:
+    """The field or section of a dotted name."""
+    found: Any = job
+    for name in dotted.split("."):
+        found = getattr(found, name)
+    return found
 
 
 def nested(values: Mapping[str, Any]) -> dict[str, Any]:
     """Values by dotted name as a job's file has them."""
     whole: dict[str, Any] = {}
     for dotted, value in values.items():
-        section, _, leaf = dotted.rpartition(".")
-        place = whole.setdefault(section, {}) if section else whole
+        *outer, leaf = dotted.split(".")
+        place = whole
+        for name in outer:
+            place = place.setdefault(name, {})
         place[leaf] = list(value) if isinstance(value, tuple) else value
     return whole
 
 
 @cache
 def sections() -> dict[str, type[Section]]:
-    """The parts of a job that have fields of their own."""
-    return {f.name: f.metadata["section"] for f in records.fields(Job) if "section" in f.metadata}
+    """The parts of a job that have fields of their own, by dotted name; one may have others in it (`rl.vllm`)."""
+    return dict(_sections_of(Job))
+
+
+def _sections_of(kind: type, before: str = "") -> Iterator[tuple[str, type[Section]]]:
+    for f in records.fields(kind):
+        if "section" in f.metadata:
+            yield before + f.name, f.metadata["section"]
+            yield from _sections_of(f.metadata["section"], f"{before}{f.name}.")
 
 
 @cache
 def all_knobs() -> dict[str, Knob]:
     """Every field of a job by its dotted name, in the order of the contract."""
-    own, knobs = knobs_of(Job), dict[str, Knob]()
-    for f in records.fields(Job):
+    return dict(_knobs_of(Job))
+
+
+def _knobs_of(kind: type, before: str = "") -> Iterator[tuple[str, Knob]]:
+    own = knobs_of(kind)
+    for f in records.fields(kind):
         if f.name in own:
-            knobs[f.name] = own[f.name]
+            yield before + f.name, own[f.name]
         elif "section" in f.metadata:
-            knobs.update({f"{f.name}.{name}": knob for name, knob in knobs_of(f.metadata["section"]).items()})
-    return knobs
+            yield from _knobs_of(f.metadata["section"], f"{before}{f.name}.")

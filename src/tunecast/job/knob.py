@@ -14,7 +14,7 @@ import re
 import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from tunecast import records
 from tunecast.errors import UsageError, nearest
@@ -376,8 +376,11 @@ def section(of: type[Section], help: str) -> Any:
 class Section:
     """A part of a job. Its values are read as a file's would be, so one made in Python is as sound."""
 
+    within: ClassVar[str] = ""
+    """The section it is a part of."""
+
     def __post_init__(self) -> None:
-        self._read_fields(f"{type(self).__name__.lower()}.")
+        self._read_fields(f"{self.within}{type(self).__name__.lower()}.")
 
     def _read_fields(self, prefix: str) -> None:
         kind: type = type(self)

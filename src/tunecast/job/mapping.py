@@ -10,6 +10,7 @@ from tunecast.job.check import contradictions, in_vain, settled
 from tunecast.job.foreign import called, fields_of_meaning, plain, remark, spelling
 from tunecast.job.job import Job, all_knobs, sections
 from tunecast.job.knob import REQUIRED, Problem, Wrong, raise_if_any, shown
+from tunecast.job.names import ROLLOUTS
 
 MOST_UNKNOWN_FIELDS = 20
 """Told one by one; a file with more is not a job, and the rest is counted."""
@@ -26,6 +27,8 @@ def job_from_dict(mapping: object) -> Job:
     bad = {problem.field for problem in problems}
     if values["lengths"] is not None and "seq_len" not in given:
         values["seq_len"] = max(values["lengths"])
+    elif values["task"] in ROLLOUTS and values["rl.prompt_length"] is not None and not {"seq_len", *bad} & set(given):
+        values["seq_len"] = values["rl.prompt_length"] + values["rl.completion_length"]
     problems += _null_and_qlora(given, values, bad)
     full = settled(values)
     if problems or in_vain(full, given):  # else the job itself goes through the rules
@@ -46,14 +49,19 @@ def with_overrides(mapping: Mapping[Any, Any], overrides: Mapping[str, object]) 
     if method in ("full", "lora"):
         merged.pop("quantization", None)
     for dotted, value in overrides.items():
-        section, _, leaf = dotted.rpartition(".")
-        if not section:
-            merged[leaf] = value
-            continue
-        inner = merged.get(section)
-        if inner is None or isinstance(inner, Mapping):  # anything else is wrong, and is told as the file has it
-            merged[section] = {**(inner or {}), leaf: value}
+        _set(merged, dotted, value)
     return merged
+
+
+def _set(whole: dict[Any, Any], dotted: str, value: object) -> None:
+    section, _, rest = dotted.partition(".")
+    if not rest:
+        whole[section] = value
+        return
+    inner = whole.get(section)
+    if inner is None or isinstance(inner, Mapping):  # anything else is wrong, and is told as the file has it
+        whole[section] = dict(inner or {})
+        _set(whole[section], rest, value)
 
 
 def check_overrides(overrides: Mapping[str, object]) -> None:
@@ -77,21 +85,23 @@ def _given(mapping: Mapping[Any, object]) -> tuple[dict[str, object], list[Probl
     given: dict[str, object] = {}
     unknown: list[tuple[str, str]] = []
     problems: list[Problem] = []
-    for key, value in mapping.items():
-        if key in sections():
-            inner = _section_given(str(key), value)
-            if isinstance(inner, Problem):
-                problems.append(inner)
-                continue
-            for leaf, leaf_value in inner.items():
-                if isinstance(leaf, str) and f"{key}.{leaf}" in all_knobs():
-                    given[f"{key}.{leaf}"] = leaf_value
+
+    def take(inner: Mapping[Any, object], section: str) -> None:
+        for key, value in inner.items():
+            plain_key = isinstance(key, str) and "." not in key
+            dotted = f"{section}.{key}" if section else key
+            if plain_key and dotted in sections():
+                found = _section_given(dotted, value)
+                if isinstance(found, Problem):
+                    problems.append(found)
                 else:
-                    unknown.append((_name(leaf), str(key)))
-        elif isinstance(key, str) and "." not in key and key in all_knobs():
-            given[key] = value
-        else:
-            unknown.append((_name(key), ""))
+                    take(found, dotted)
+            elif plain_key and dotted in all_knobs():
+                given[dotted] = value
+            else:
+                unknown.append((_name(key), section))
+
+    take(mapping, "")
     problems += [_unknown(name, section) for name, section in unknown[:MOST_UNKNOWN_FIELDS]]
     if len(unknown) > MOST_UNKNOWN_FIELDS:
         problems.append(Problem("job", f"{len(unknown) - MOST_UNKNOWN_FIELDS} more unknown fields"))
@@ -135,13 +145,14 @@ def _null_and_qlora(given: Mapping[str, object], values: Mapping[str, Any], bad:
 
 def job_from_flat(values: Mapping[str, Any], given: frozenset[str] = frozenset()) -> Job:
     """Of values that are right, by dotted name; the inverse of `Job.flat`."""
-    parts: dict[str, dict[str, Any]] = {name: {} for name in sections()}
-    own: dict[str, Any] = {}
+    parts: dict[str, dict[str, Any]] = {name: {} for name in ("", *sections())}
     for dotted, value in values.items():
         section, _, leaf = dotted.rpartition(".")
-        (parts[section] if section else own)[leaf] = value
-    own.update({name: sections()[name](**part) for name, part in parts.items()})
-    return Job(**own, given=given)
+        parts[section][leaf] = value
+    for name in reversed(sections()):  # inner ones first
+        outer, _, leaf = name.rpartition(".")
+        parts[outer][leaf] = sections()[name](**parts[name])
+    return Job(**parts[""], given=given)
 
 
 def _unknown(name: str, section: str) -> Problem:
@@ -161,7 +172,8 @@ def _unknown(name: str, section: str) -> Problem:
 
 def _leaves(section: str) -> list[str]:
     if section:
-        return [name.rpartition(".")[2] for name in all_knobs() if name.startswith(f"{section}.")]
+        inside = [name.removeprefix(f"{section}.") for name in all_knobs() if name.startswith(f"{section}.")]
+        return list(dict.fromkeys(name.partition(".")[0] for name in inside))
     return list(dict.fromkeys(name.partition(".")[0] for name in all_knobs()))
 
 

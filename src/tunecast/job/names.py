@@ -2,7 +2,38 @@
 
 from __future__ import annotations
 
-TASKS = ("sft", "pretrain", "dpo", "orpo", "kto", "reward", "grpo")
+LANGUAGE = ("sft", "pretrain")
+"""Tasks whose loss is the language model's own."""
+TASKS = (
+    *LANGUAGE,
+    *("dpo", "kto", "orpo", "cpo", "simpo", "reward", "prm", "classify", "embed", "rerank", "grpo", "rloo", "ppo"),
+    "distill",
+)
+PAIRS = ("dpo", "orpo", "cpo", "simpo", "reward")
+"""Tasks whose samples are pairs: `micro_batch` counts these, and rows are twice as many."""
+PREFERENCES = ("dpo", "kto", "orpo", "cpo", "simpo")
+"""Tasks that learn from answers that were preferred to others."""
+REFERENCED = ("dpo", "kto")
+"""Those of them whose loss asks a reference."""
+HEADS = ("reward", "prm", "classify", "embed", "rerank")
+"""Tasks whose model has another head than the vocabulary's, or none."""
+ROLLOUTS = ("grpo", "rloo", "ppo")
+"""Tasks that train on completions they generate: `micro_batch` counts completions."""
+
+
+TITLES = {
+    "dpo": "DPO", "kto": "KTO", "orpo": "ORPO", "cpo": "CPO", "simpo": "SimPO", "reward": "reward model",
+    "prm": "process reward model", "classify": "classifier", "embed": "embedder", "rerank": "reranker",
+    "grpo": "GRPO", "rloo": "RLOO", "ppo": "PPO", "distill": "distillation",
+}  # fmt: skip
+"""Of tasks beyond the language model's own loss, as reports name them."""
+
+
+def rows_a_sample(task: str) -> int:
+    """Rows of a batch that one sample makes: `micro_batch` counts samples."""
+    return 2 if task in PAIRS else 1
+
+
 METHODS = ("full", "lora", "qlora")
 DTYPES = ("float32", "bfloat16", "float16")
 BITSANDBYTES = ("nf4", "fp4", "int8")
@@ -44,7 +75,14 @@ SAME = {
     **{"paged_adamw": "paged_adamw_32bit", "paged_adamw8bit": "paged_adamw_8bit", "paged_lion": "paged_lion_32bit"},
     **{"paged_ademamix": "paged_ademamix_32bit", "rmsprop_8bit": "rmsprop_bnb_8bit"},
     **dict.fromkeys(("full_finetune", "full_finetuning", "full_parameter", "fft"), "full"),
-    **{"pt": "pretrain", "rm": "reward", "hf": "transformers", "huggingface": "transformers"},
+    **{"pt": "pretrain", "rm": "reward", "gkd": "distill", "embedding": "embed", "reranker": "rerank"},
+    **{
+        "classification": "classify",
+        "seq_cls": "classify",
+        "distillation": "distill",
+        "hf": "transformers",
+        "huggingface": "transformers",
+    },
     **{"llamafactory": "llama_factory", "foundry": "llm_foundry", "all": "all_linear"},
     # accelerate's fsdp_state_dict_type, fsdp's strategies
     **{"full_state_dict": "full", "sharded_state_dict": "sharded", "full_shard": "fsdp"},

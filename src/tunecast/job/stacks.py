@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+from tunecast.job.names import LANGUAGE, TASKS
 from tunecast.job.releases import RELEASES
 from tunecast.job.shardings import SHARDINGS
 from tunecast.records import dataclass, field, replace
@@ -59,6 +60,8 @@ class Stack:
     """Checkpointing is of the older kind, where a job does not say."""
 
     # what it supports
+    tasks: tuple[str, ...] = LANGUAGE
+    """What its trainers can be asked for."""
     shardings: tuple[str, ...] = ()
     """Values of `parallel.data` on several cards; none: it is known on one card alone."""
     splits: tuple[str, ...] = ()
@@ -68,6 +71,8 @@ class Stack:
     `deepspeed_sp_compute_loss`)."""
     offloads: bool = False
     """`parallel.offload`."""
+    sees_images: bool = False
+    """Trains on images too (`vision`)."""
     offloads_activations: bool = False
     syncs_as_told: bool = False
     """`parallel.sync_each_batch`, without accelerate."""
@@ -107,6 +112,8 @@ class Stack:
     """What gets adapters; None: PEFT chooses."""
     dropout: float | None = None
     """Of adapters; None: TRL's default."""
+    trained_parts: tuple[str, ...] | None = None
+    """Of models with a vision tower, the parts that are trained or get adapters; None: all."""
     quantized_optimizer: str | None = None
     """Takes the place of the job's over quantized weights."""
     deepspeed: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
@@ -119,6 +126,8 @@ class Stack:
     widens_trained: bool = False
     """Parameters that are trained become float32 under autocast, whatever the frozen ones are, and layers without any
     are not checkpointed."""
+    has_value_head: bool = False
+    """A reward model keeps the vocabulary's head, and a head of one output stands beside it."""
     compiles_always: bool = False
     """Parts of it, whatever the job says."""
     shards_layers_alone: bool = False
@@ -132,12 +141,21 @@ class Stack:
     """A text of the training data ends with a token of its own, which the trainer appends."""
     labelled_only: bool = False
     """The loss takes labelled tokens alone (tape/build/chunked.py)."""
+    runs_trl: bool = False
+    """Its trainers are TRL's, of the release that the job means."""
+    preference_head: str = "fused"
+    """How its trainers of preferences take log-probabilities: by TRL's head that never makes all logits ("fused"), row
+    by row of all logits ("rows": TRL before 1.15), or of a log_softmax of them all ("softmax")."""
+    adapts_itself: bool = False
+    """Its own code puts adapters in before a trainer of TRL's, or of its own, sees the model."""
     counts_ends: bool = False
     """Pipeline stages count each end of the model as a layer."""
     looks_at_memory: bool = False
     """What it does depends on how much memory the card has."""
     layers_differ: bool = False
     """A few layers do not stand for all in a trace."""
+    lends_weights: bool = False
+    """vLLM generates with the weights that are trained, instead of a copy (`fast_inference`)."""
 
     @property
     def family(self) -> str:
@@ -154,6 +172,8 @@ _TORCH = {"torch": "2.11.0"}
 _HUGGING_FACE = _newest("torch", "transformers", "peft", "bitsandbytes")
 _TRAINER = {**_HUGGING_FACE, **_newest("liger-kernel", "accelerate")}
 
+_NOT_OF_AXOLOTL = ("classify", "embed", "rerank", "distill")
+"""Its plugin of distillation reads what a teacher said before, or asks a server (axolotl/integrations/kd)."""
 _AXOLOTL = Stack(
     "axolotl",
     "trainer",
@@ -164,6 +184,8 @@ _AXOLOTL = Stack(
     shardings=tuple(SHARDINGS),
     splits=("layers", "context", "expert"),
     offloads=True,
+    # axolotl/utils/schemas/enums.py, `RLType` has no ppo
+    tasks=tuple(task for task in TASKS if task not in (*_NOT_OF_AXOLOTL, "ppo")),
     search=("kernels", "attention"),
     weights_dtype=lambda job: "bfloat16",  # `torch_dtype` follows `bf16: auto`
     deepspeed={  # zero1.json, zero2.json, zero3_bf16.json
@@ -178,19 +200,28 @@ _AXOLOTL = Stack(
     fuses_any_head=True,
     shards_layers_alone=True,
     offloads_activations=True,
+    sees_images=True,
+    preference_head="rows",  # axolotl 0.19.0 wants trl 1.9.0
 )
 _LLAMA_FACTORY = replace(
     _AXOLOTL,  # lists_linear: llamafactory/model/model_utils/misc.py, `find_all_linear_modules`
     splits=("layers",),
+    # hparams/finetuning_args.py, `stage` and `pref_loss`
+    tasks=tuple(task for task in TASKS if task not in (*_NOT_OF_AXOLOTL, "prm", "cpo")),
+    has_value_head=True,  # llamafactory/model/loader.py, `load_model` with add_valuehead
     shards_int8=False,
     drops_before_experts=False,
     fuses_any_head=False,
     shards_layers_alone=False,
     offloads_activations=False,
+    preference_head="softmax",  # llamafactory/train/trainer_utils.py, `get_batch_logps` of 0.9.5
+    adapts_itself=True,
     name="llama-factory",  # reentrant: llamafactory/hparams/model_args.py, `use_reentrant_gc`
     # loads in bfloat16, and casts what is trained to float32 unless pure_bf16 (llamafactory/model/adapter.py)
     weights_dtype=lambda job: "float32" if job.method == "full" and job.trained is None else "bfloat16",
     widens_trained=True,
+    # `freeze_vision_tower` and `freeze_multi_modal_projector` (llamafactory/hparams/finetuning_args.py)
+    trained_parts=("language",),
     deepspeed={  # ds_z2_config.json, ds_z3_config.json
         2: {"overlap_comm": False, "round_robin_gradients": True},
         3: {"auto": True, "overlap_comm": False},
@@ -202,6 +233,7 @@ _TRL = Stack(
     "trl",
     {**_TRAINER, **_newest("trl")},
     "TRL's SFTTrainer",
+    tasks=TASKS,
     uses_trainer=True,
     uses_accelerate=True,
     has_trainer_sampler=True,
@@ -213,6 +245,8 @@ _TRL = Stack(
     search=("kernels", "attention"),
     frugal="unsloth",
     labelled_only=True,
+    sees_images=True,
+    runs_trl=True,
 )
 _TRANSFORMERS = replace(
     _TRL,
@@ -220,6 +254,7 @@ _TRANSFORMERS = replace(
     program="transformers",
     follows={**_HUGGING_FACE, **_newest("liger-kernel")},
     title="transformers' Trainer",
+    tasks=(*LANGUAGE, "classify"),
     is_plain_loop=True,
     losses=("full", "chunked"),
     search=("kernels", "attention", "compile", "matmul_dtype"),
@@ -227,11 +262,27 @@ _TRANSFORMERS = replace(
     traced_fields=("compile", "loss", "matmul_dtype"),
     ends_texts=False,
     labelled_only=False,
+    runs_trl=False,
+)
+_MS_SWIFT = replace(
+    _TRL,  # swift/trainers: its trainers are transformers' Seq2SeqTrainer and TRL's, with losses of its own
+    name="ms-swift",
+    program="trainer",
+    tasks=tuple(task for task in TASKS if task != "prm"),
+    follows=_TRAINER,
+    title="ms-swift",
+    labelled_only=False,
+    runs_trl=False,
+    preference_head="rows",  # swift/rlhf_trainers/rlhf_mixin.py, `get_per_token_logps` of 4.6.0, with trl before 1.0
+    adapts_itself=True,
+    frugal=None,
+    trained_parts=("language",),  # `freeze_vit`, `freeze_aligner` (swift/arguments/base_args)
 )
 _UNSLOTH = Stack(
     "unsloth",
     "unsloth",
     {**_TORCH, "transformers": "5.17.0", **_newest("peft", "bitsandbytes", "unsloth")},  # as it was traced
+    tasks=TASKS,
     uses_trainer=True,
     has_trainer_sampler=True,
     families=("llama", "mistral", "qwen2", "qwen3"),
@@ -242,6 +293,7 @@ _UNSLOTH = Stack(
     compiles_always=True,
     looks_at_memory=True,
     layers_differ=True,  # its checkpointing keeps host buffers that grow over the layers
+    lends_weights=True,  # unsloth_zoo/vllm_utils.py, `get_vllm_state_dict`
 )
 _TORCHTUNE = Stack(
     "torchtune",
@@ -305,6 +357,7 @@ _AUTOMODEL = Stack(
     shardings=("fsdp", "hsdp"),
     splits=("tensor", "pipeline", "context", "expert"),
     offloads=True,
+    sees_images=True,
     syncs_as_told=True,  # `defer_fsdp_grad_sync: false`
     has_narrow_loss=True,
     has_plain_tensor=True,
@@ -322,7 +375,18 @@ _LLM_FOUNDRY = Stack(
 STACKS: Mapping[str, Stack] = {
     each.name: each
     for each in (
-        *(_TRANSFORMERS, _TRL, _AXOLOTL, _LLAMA_FACTORY, _UNSLOTH, _TORCHTUNE, _LITGPT, _FSDP_QLORA, _TORCHTITAN),
+        *(
+            _TRANSFORMERS,
+            _TRL,
+            _AXOLOTL,
+            _LLAMA_FACTORY,
+            _MS_SWIFT,
+            _UNSLOTH,
+            _TORCHTUNE,
+            _LITGPT,
+            _FSDP_QLORA,
+            _TORCHTITAN,
+        ),
         *(_MEGATRON, replace(_MEGATRON, name="nemo"), _AUTOMODEL, _LLM_FOUNDRY),
     )
 }

@@ -120,6 +120,7 @@ def total_cost(
     of: Provider,
     *,
     nodes: int = 1,
+    beside: int = 0,
     checkpoint_every_s: float | None = None,
     interruptions_per_hour: float | None = None,
     storage_bytes: float = 0.0,
@@ -128,13 +129,17 @@ def total_cost(
     vat_fraction: float = 0.0,
 ) -> Cost:
     """`of`: `terms(offer)`. `phases_s`: of the run without interruptions. `checkpoint_every_s`: None where nothing is
-    saved on the way.
+    saved on the way. `beside`: further cards, as long as the machines and for as much a card.
 
     Ignored  that a price may change during the run; that a new machine begins a new minimum after an interruption.
     """
     reserved = offer.kind == RESERVED and offer.term_hours is not None
-    usd_per_s = 0.0 if reserved else offer.usd_per_hour * nodes / HOUR_S
+    machines = nodes + beside / offer.gpus
+    usd_per_s = 0.0 if reserved else offer.usd_per_hour * machines / HOUR_S
     assumptions: list[str] = []
+    if beside:
+        told = f"{beside} more {'card is' if beside == 1 else 'cards are'} rented for vLLM"
+        assumptions.append(f"{told}, from the same provider at the same price a card, as long as those that train")
     free = _free_phases(of, offer)
     lines = [
         CostLine(name, 0.0 if name in free else seconds * usd_per_s, _TOLD.get(name, name))
@@ -145,7 +150,7 @@ def total_cost(
     spot = Spot(0.0, 0.0, 0.0)
     if offer.kind == SPOT:
         rate = INTERRUPTIONS_PER_HOUR if interruptions_per_hour is None else interruptions_per_hour
-        spot = expected_interruptions(phases_s, rate * nodes, checkpoint_every_s, free)
+        spot = expected_interruptions(phases_s, rate * ceil(machines), checkpoint_every_s, free)
         lines.append(CostLine("interruptions", spot.billed_s * usd_per_s, f"{digits(spot.interruptions, 2)} expected"))
         if interruptions_per_hour is None:
             between = f"{1 / ROUGH_PER_HOUR:.0f} and {1 / CALM_PER_HOUR:.0f} hours"
@@ -155,7 +160,7 @@ def total_cost(
     if reserved:
         billed_s = _terms(offer, used_s) * (offer.term_hours or 0.0) * HOUR_S
         told = f"{billed_s / HOUR_S:,.0f} h, used or not"
-        lines.append(CostLine("reservation", offer.usd_per_hour * nodes * billed_s / HOUR_S, told))
+        lines.append(CostLine("reservation", offer.usd_per_hour * machines * billed_s / HOUR_S, told))
     else:
         billed_s = billed(used_s + spot.billed_s, of, offer, assumptions)
         lines.append(CostLine("rounding", (billed_s - used_s - spot.billed_s) * usd_per_s, _rounding(of, offer)))

@@ -19,6 +19,7 @@ from tunecast.market.offer import OWNED, RESERVED, SPOT, Offer
 from tunecast.market.provider import Provider, terms
 from tunecast.planning.estimate import Timed
 from tunecast.prediction.data.batches import steps_between_saves
+from tunecast.prediction.memory.vllm import server_cards
 from tunecast.records import NamedTuple, dataclass
 from tunecast.units import GB, HOUR_S
 
@@ -77,7 +78,7 @@ def start_of(offer: Offer, of: Provider, job: Job) -> StartTime:
 
 class Biller:
     def __init__(self, job: Job, said: Terms) -> None:
-        self.job, self.said = job, said
+        self.job, self.said, self.serving = job, said, server_cards(job)
         self._terms: dict[Offer, tuple[Provider, StartTime]] = {}
 
     def terms(self, offer: Offer) -> tuple[Provider, StartTime]:
@@ -124,6 +125,7 @@ class Biller:
             offer,
             of,
             nodes=nodes,
+            beside=self.serving,
             checkpoint_every_s=_between_saves_s(timed, step_s, self.job) if steps is None else steps * step_s,
             interruptions_per_hour=said.interruptions_per_hour if rate is None else rate,
             storage_bytes=stored if said.storage_bytes is None else said.storage_bytes,
@@ -182,7 +184,11 @@ class Biller:
         """Of a reservation none: it is paid whatever runs."""
         if offer.kind == RESERVED:
             return 0.0
-        return offer.usd_per_hour * nodes / HOUR_S * (1 + self.said.vat_fraction)
+        return offer.usd_per_hour * self._machines(offer, nodes) / HOUR_S * (1 + self.said.vat_fraction)
+
+    def _machines(self, offer: Offer, nodes: int) -> float:
+        """With the cards that serve, as shares of one."""
+        return nodes + self.serving / offer.gpus
 
     def fixed_usd(self, offer: Offer, nodes: int, weights_bytes: float) -> float:
         """Whatever runs: the result is taken home, and a reservation is paid."""
@@ -191,7 +197,7 @@ class Biller:
         rate = EGRESS_USD_PER_GB if of.egress_usd_per_gb is None else of.egress_usd_per_gb
         usd = max(0.0, nbytes / GB - of.egress_free_gb) * rate
         if offer.kind == RESERVED:
-            usd += offer.usd_per_hour * (offer.term_hours or 0.0) * nodes
+            usd += offer.usd_per_hour * (offer.term_hours or 0.0) * self._machines(offer, nodes)
         return usd * (1 + self.said.vat_fraction)
 
     def starts_billed(self, offer: Offer) -> bool:

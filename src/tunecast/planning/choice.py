@@ -39,21 +39,25 @@ class Fleet:
     gpus: int
     nodes: int
     offer: Offer
+    serving: int = 0
+    """Further such cards, on which vLLM generates."""
 
     @property
     def cards(self) -> int:
+        """That train."""
         return self.gpus * self.nodes
 
     @property
     def hardware(self) -> str:
-        """`8 x h100-sxm-80gb`, `4 machines of 8 x h100-sxm-80gb`."""
+        """`8 x h100-sxm-80gb`, `4 machines of 8 x h100-sxm-80gb`, `2 x h100-sxm-80gb + 1 x h100-sxm-80gb for vLLM`."""
         one = f"{self.gpus} x {self.gpu.name}"
-        return one if self.nodes == 1 else f"{self.nodes} machines of {one}"
+        trains = one if self.nodes == 1 else f"{self.nodes} machines of {one}"
+        return f"{trains} + {self.serving} x {self.gpu.name} for vLLM" if self.serving else trains
 
     @property
     def usd_per_hour(self) -> float:
-        """Of all machines."""
-        return self.offer.usd_per_hour * self.nodes
+        """Of all machines, and of the cards that serve at the same price a card."""
+        return self.offer.usd_per_hour * (self.nodes + self.serving / self.gpus)
 
 
 @dataclass(frozen=True)
@@ -179,7 +183,7 @@ class Choice(Result):
 
     @property
     def cards(self) -> int:
-        return self.fleet.cards
+        return self.fleet.cards + self.fleet.serving
 
     @property
     def offer(self) -> RentedOffer:

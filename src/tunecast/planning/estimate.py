@@ -45,6 +45,7 @@ from tunecast.prediction.data.lengths import Epoch, epoch_of, longest_row
 from tunecast.prediction.data.preparation import preparation_s, tokenised_s
 from tunecast.prediction.memory.pages import managed_bytes
 from tunecast.prediction.memory.replay import replay
+from tunecast.prediction.memory.vllm import vllm_share
 from tunecast.prediction.modelled import card_of
 from tunecast.prediction.on_card import allocator_settings, job_on_card
 from tunecast.prediction.outside.needs import Outside, machine_ram_bytes, outside_of, tensors_on_paper
@@ -153,7 +154,8 @@ class Estimator:
             cards = (1, 1)
 
         def find() -> Outside | None:
-            job = self.space.job_of(Rig(CANONICAL, *cards, None, None), Setting(technique, spread, Split(1, 1)))
+            setting = Setting(technique, spread, Split(1, 1))
+            job = self.space.job_of(Rig(CANONICAL, *cards, None, None), setting, checked=False)
             try:
                 return outside_of(job, self.model)
             except Unsupported:
@@ -355,7 +357,7 @@ class Estimator:
         job, gpu = self.space.job_of(rig, setting), rig.gpu
         folded = self.fold(rig, setting, replace(plain(job), lengths=job.lengths))
         own = None if not job.data.has_lengths else self._own(rig, setting, job)
-        held = job_on_card(job, gpu, folded, managed_bytes(job, self.model), own)
+        held = job_on_card(job, gpu, folded, managed_bytes(job, self.model), own, vllm_share(job, self.model, gpu))
         needs, has = held.unlimited.reserved_bytes, held.capacity_bytes
         device = held.device
         fits = held.fits and (own is None or held.runs.within(int(has * (1 - BRIEFLY))).completed)

@@ -12,9 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import date
 
+from tunecast.job.further import models_of
 from tunecast.job.job import Job
 from tunecast.job.lengths import sample_lengths
-from tunecast.job.model import ModelConfig, resolve_model
+from tunecast.job.model import ModelConfig
 from tunecast.market.cost import RUNS_A_YEAR, break_even_hours
 from tunecast.market.offer import ON_DEMAND, Offer
 from tunecast.market.selection import BESIDE, Selection
@@ -84,7 +85,7 @@ def plan_of(
     Raises what reading the model raises; that nothing fits is a plan without choices (`constraints.verdict`).
     """
     assumed: list[str] = []
-    model = model or resolve_model(job.model)
+    model = model or models_of(job)
     job = fill_in_of(with_data(job, assumed), model)
     require_architecture(job, model)
     planner = _Planner(job, offers, question, model, progress, bounds)
@@ -227,7 +228,7 @@ class _Planner:
         before, after = self.space.job.flat(), job.flat()
         evidence = evidence_of(job, rig.gpu_name)
         return Choice(
-            fleet=Fleet(rig.gpu, rig.gpus, rig.nodes, offer),
+            fleet=Fleet(rig.gpu, rig.gpus, rig.nodes, offer, biller.serving),
             job=job,
             changes={name: after[name] for name in SETTINGS if before[name] != after[name]},
             device_bytes=held.device_bytes,

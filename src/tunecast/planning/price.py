@@ -24,6 +24,7 @@ from tunecast.planning.bill import Bill, Biller, Terms
 from tunecast.planning.choice import Fleet
 from tunecast.planning.estimate import Timed
 from tunecast.planning.space import joined_up_to, least_ram_bytes
+from tunecast.prediction.memory.vllm import server_cards
 from tunecast.prediction.outside.needs import machine_ram_bytes
 from tunecast.prediction.prediction import Prediction
 from tunecast.prediction.time.whole import WholeTime
@@ -82,7 +83,7 @@ def rent_of(done: Prediction, today: date) -> Rent | None:
 
 
 def _fleet(job: Job, offer: Offer) -> Fleet:
-    return Fleet(gpu(offer.gpu), offer.gpus, job.hardware.nodes, offer)
+    return Fleet(gpu(offer.gpu), offer.gpus, job.hardware.nodes, offer, server_cards(job))
 
 
 def offers_for(done: Prediction, today: date) -> list[Offer]:

@@ -19,13 +19,14 @@ from tunecast.errors import UsageError
 from tunecast.hardware.catalog import MODELLED, gpus
 from tunecast.hardware.spec import Gpu
 from tunecast.job.job import Job
+from tunecast.job.names import ROLLOUTS
 from tunecast.job.shardings import REPLICATED, SHARDINGS, Sharding
 from tunecast.job.stacks import stack_of
 from tunecast.market.offer import Offer
 from tunecast.market.store import bundled
 from tunecast.planning.technique import Technique, has_kernels, job_with, techniques_of
 from tunecast.prediction.modelled import require_modelled
-from tunecast.records import NamedTuple, dataclass, field, replace
+from tunecast.records import NamedTuple, dataclass, field, replace, replace_unchecked
 from tunecast.tape.build.fill_in import fill_in
 from tunecast.tape.build.sharding.scheme import rows_per_step
 
@@ -171,6 +172,10 @@ class SettingGroup:
     splits: tuple[Split, ...]
 
 
+MOST_ROLLOUT_SPLITS = 2
+"""Of completions: what a step generates is one batch however it is split, and building a split takes a second."""
+
+
 @dataclass(frozen=True)
 class Space:
     """Everything that may be chosen for a job."""
@@ -215,19 +220,22 @@ class Space:
             return ()
         rows = self.global_batch // ranks
         fixed, job = self.freedom.keep, self.job
+        batches = divisors(rows)
+        if job.task in ROLLOUTS and "micro_batch" not in fixed:
+            batches = batches[-MOST_ROLLOUT_SPLITS:]
         return tuple(
             Split(batch, rows // batch)
-            for batch in divisors(rows)
+            for batch in batches
             if not (spread.sync_each_batch and rows == batch and not job.parallel.sync_each_batch)
             and ("micro_batch" not in fixed or batch == job.micro_batch)
             and ("grad_accum" not in fixed or rows // batch == job.grad_accum)
         )
 
-    def job_of(self, rig: Rig, setting: Setting) -> Job:
-        """The user's job on these machines. Raises `UsageError` where its fields contradict."""
+    def job_of(self, rig: Rig, setting: Setting, *, checked: bool = True) -> Job:
+        """The user's job on these machines. Raises `UsageError` where its fields contradict, unless nobody asks."""
         technique, spread, split = setting
         job = self._with_technique(technique)
-        return replace(
+        return (replace if checked else replace_unchecked)(
             job,
             micro_batch=split.micro_batch,
             grad_accum=split.grad_accum,
@@ -284,8 +292,10 @@ class Space:
         return setting._replace(spread=plain) if plain != setting.spread and plain in self.spreads(rig) else None
 
     def alone_on(self, gpu: str, technique: Technique, micro_batch: int) -> Job:
-        """One micro-batch on one such card: what every spread setting does at least."""
-        return self.job_of(Rig(gpu, 1, 1, None, None), Setting(technique, ONE_CARD, Split(micro_batch, 1)))
+        """One micro-batch on one such card: what every spread setting does at least. It need not be a job that
+        trains: completions of one prompt may be spread over several cards."""
+        setting = Setting(technique, ONE_CARD, Split(micro_batch, 1))
+        return self.job_of(Rig(gpu, 1, 1, None, None), setting, checked=False)
 
     @cached_property
     def _jobs(self) -> dict[Technique, Job]:

@@ -12,7 +12,7 @@ from tunecast.errors import UsageError
 from tunecast.hardware.spec import Gpu
 from tunecast.job.job import Job
 from tunecast.job.kernels import CHOSEN, INSTALLED, chosen_kernels
-from tunecast.job.names import METHODS
+from tunecast.job.names import METHODS, ROLLOUTS
 from tunecast.job.optimizers import OPTIMIZERS
 from tunecast.job.stacks import stack_of
 from tunecast.records import NamedTuple, replace
@@ -70,6 +70,7 @@ def techniques_of(job: Job, freedom: Freedom) -> Iterator[Technique]:
     methods = values("method", job.method, METHODS if "method" in freely else ())
     installed = tuple(name for name in job.kernels if name in INSTALLED)
     may_fuse = "kernels" in search and set(chosen_kernels(job)) <= {"liger"} and proposes_liger(job)
+    may_fuse = may_fuse and job.task not in ROLLOUTS  # whose time is generation's
     kernels = [("liger", *installed), installed] if may_fuse else []
     may_compile = "compile" in search and "compile" in freely and _rows_are_alike(job)
     may_narrow = "matmul_dtype" in search and "matmul_dtype" in freely

@@ -21,7 +21,7 @@ from tunecast.job.model import BUNDLED, ModelConfig, model_config
 from tunecast.job.registry import bundled_config, bundled_names
 from tunecast.records import NamedTuple
 from tunecast.tape.build.machine import Machine
-from tunecast.tape.build.stacks import module_of
+from tunecast.tape.build.stacks import task_program
 from tunecast.tape.card import Card
 
 Path = tuple[str, ...]
@@ -50,7 +50,7 @@ def config_errors(model: ModelConfig, predict: Callable[[ModelConfig], object]) 
 def require_architecture(job: Job, model: ModelConfig) -> None:
     """Raises `Unsupported` where the job's stack has no such model, or its kernels are not known of it: then no card
     and no setting helps."""
-    program = module_of(job.stack)
+    program = task_program(job)
 
     def build(of: ModelConfig) -> object:
         return program.model(Machine(Card()), of.raw)

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from tunecast.errors import TunecastError, UsageError
 from tunecast.hardware.catalog import gpu as gpu_named
+from tunecast.job.further import models_of
 from tunecast.job.job import Job
-from tunecast.job.model import BUNDLED, ModelConfig, resolve_model
+from tunecast.job.model import BUNDLED, ModelConfig
 from tunecast.prediction.memory.pages import managed_bytes
+from tunecast.prediction.memory.vllm import vllm_share
 from tunecast.prediction.modelled import (
     card_of,
     dtype_assumption,
@@ -51,7 +53,7 @@ def predict(
     if engine is not None:
         require_engine(engine)
     warning = None
-    if engine == "traced" or (engine is None and not is_written(resolve_model(job.model).raw)):
+    if engine == "traced" or (engine is None and not is_written(models_of(job).raw)):
         from tunecast.prediction.traced import traced
         from tunecast.tape.trace.limits import TraceLimits
 
@@ -85,7 +87,7 @@ def analytic(
     warning: str | None = None,
 ) -> Prediction:  # fmt: skip
     """By the closed form: find the model, build its tape on paper, replay it on the card."""
-    model = resolve_model(job.model)
+    model = models_of(job)
     builder = Builder(symbolic=False) if once else SHARED
 
     def predict(of: ModelConfig) -> Prediction:
@@ -133,7 +135,7 @@ def _predict(
     return Prediction(
         job,
         model,
-        job_on_card(job, gpu, folded, managed_bytes(job, model), own),
+        job_on_card(job, gpu, folded, managed_bytes(job, model), own, vllm_share(job, model, gpu)),
         engine="analytic",
         assumptions=[f"architecture: {model.source}", *unsaid, *job_assumptions(job, short, own)],
         warnings=(*filter(None, [warning]), *model.notes, *unused_fields(job)),

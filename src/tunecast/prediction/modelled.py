@@ -18,6 +18,7 @@ from tunecast.job.kernels import LIGER_PARTS, chosen_kernels
 from tunecast.job.knob import shown
 from tunecast.job.lengths import lengths_source
 from tunecast.job.model import ModelConfig
+from tunecast.job.names import LANGUAGE, ROLLOUTS
 from tunecast.job.optimizers import optimizer_of
 from tunecast.job.releases import FIELDS
 from tunecast.job.shardings import sharding_of
@@ -133,13 +134,33 @@ def _country(job: Job) -> str | None:
     return None
 
 
+def _generations(job: Job) -> str | None:
+    """trl/trainer/grpo_config.py, `__post_init__`."""
+    generations = job.rl.generations
+    if job.task not in ROLLOUTS or job.task == "ppo":
+        return None
+    if generations < 2:
+        return f"got {generations}; allowed: at least 2, since completions of a prompt are compared with each other"
+    batch = job.micro_batch * job.hardware.cards * (job.rl.steps_per_generation or job.grad_accum)
+    if batch % generations == 0:
+        return None
+    got = f"got {generations}, but the batch that is generated has {batch} completions, of whole groups alone"
+    divisors = [count for count in range(2, min(batch, MOST_GENERATIONS) + 1) if batch % count == 0]
+    near = f"; nearest: {min(divisors, key=lambda count: abs(count - generations))}" if divisors else ""
+    return f"{got}; allowed: what divides micro_batch x cards x steps_per_generation{near}"
+
+
+MOST_GENERATIONS = 65536
+"""As `rl.generations` allows."""
 RULES: Mapping[str, Callable[[Job], str | None]] = {
     **SPREADING,
+    "rl.generations": _generations,
     "matmul_dtype": _matmul_dtype,
     "lora.adapter_dtype": _adapter_dtype,
     COUNTRY: _country,
 }
 RECIPE_RULES: Mapping[str, Callable[[Job], str | None]] = {
+    "task": _only(lambda job: job.task, *LANGUAGE),
     "hardware.gpus": _one_card,
     "matmul_dtype": _unless_traced("matmul_dtype", None),
     "attention": _only(lambda job: job.attention, "sdpa", "eager", "flash_attention_2", "flash_attention_3"),

@@ -25,6 +25,8 @@ from tunecast.prediction.memory.needs import Peak, least_beside, peak, smallest_
 from tunecast.prediction.memory.pages import pages_bytes
 from tunecast.prediction.memory.ranges import Basis, device_was_measured, range_of
 from tunecast.prediction.memory.replay import AtPeak, LongReplays, Replay, Replays, ReplaySpread, one_of, rows_of
+from tunecast.prediction.memory.vllm import NONE as NO_VLLM
+from tunecast.prediction.memory.vllm import VllmShare, share_beside
 from tunecast.prediction.verdict import Room, Verdict, room_within
 from tunecast.records import NamedTuple, dataclass, replace
 from tunecast.tape.compose import Composed
@@ -101,6 +103,8 @@ class OnCard:
     """The other cards; None where there are none or nobody said."""
     managed_bytes: int = 0
     """Of a paged optimizer, in CUDA's managed memory."""
+    vllm: VllmShare = NO_VLLM
+    """Of an engine that generates on the card the model trains on."""
 
     @property
     def program(self) -> Program | Composed:
@@ -145,7 +149,7 @@ class OnCard:
     @property
     def outside_bytes(self) -> int:
         """Of the card, and not PyTorch's to have."""
-        return self.context.nbytes + self.communication.nbytes
+        return self.context.nbytes + self.communication.nbytes + self.vllm.nbytes
 
     @cached_property
     def device(self) -> DeviceMemory:
@@ -162,7 +166,7 @@ class OnCard:
     @cached_property
     def _device(self) -> DeviceMemory:
         """As like runs were measured, without what is alive at the peak: that takes as long as the replay."""
-        shown, context, outside = self.shown, self.context, self.communication
+        shown, context, outside, vllm = self.shown, self.context, self.communication, self.vllm
         pages = self.pages_bytes
         nbytes = shown.reserved_bytes + pages + self.outside_bytes
         basis = self.basis
@@ -170,10 +174,12 @@ class OnCard:
         low, high = range_of(shown.reserved_bytes, "reserved", basis)
         low, high = reserved = low - below, high + above
         if device_was_measured(basis):
-            least, most = range_of(nbytes, "device", basis)
+            least, most = range_of(nbytes - vllm.nbytes, "device", basis)
+            least, most = least + vllm.low_bytes, most + vllm.high_bytes
             return DeviceMemory(nbytes, (least - below, most + above), reserved)
-        most = high + pages + context.high_bytes + outside.high_bytes
-        return DeviceMemory(nbytes, (low + pages + context.low_bytes + outside.low_bytes, most), reserved)
+        least = low + pages + context.low_bytes + outside.low_bytes + vllm.low_bytes
+        most = high + pages + context.high_bytes + outside.high_bytes + vllm.high_bytes
+        return DeviceMemory(nbytes, (least, most), reserved)
 
     @cached_property
     def room(self) -> Room:
@@ -254,11 +260,12 @@ def on_card(
     cluster: Cluster | None = None,
     managed_bytes: int = 0,
     own: OwnRun | None = None,
+    vllm: VllmShare = NO_VLLM,
 ) -> OnCard:
     """Replay the tape on a card, or the job's `own` batches; `capacity_bytes` instead of what the card has for the
     allocator.
 
-    `reserve_bytes` of the card are held by others: a display, another process.
+    `reserve_bytes` of the card are held by others: a display, another process. `vllm` generates beside the trainer.
     """
     context = context_of(gpu)
     communication = NO_BUFFERS if cluster is None else nccl_bytes(cluster, tape.versions.get("torch", "2.11"))
@@ -268,15 +275,24 @@ def on_card(
         most = gib(gpu.memory_bytes - outside_bytes)
         told = f"got {gib(reserve_bytes)}, which leaves PyTorch nothing of the {most} it has on {gpu.name}"
         raise UsageError(f"hardware.reserve_bytes: {told}; allowed: less", field="hardware.reserve_bytes")
-    capacity = left_bytes if capacity_bytes is None else capacity_bytes
+    capacity = max(1, left_bytes - vllm.nbytes) if capacity_bytes is None else capacity_bytes
     if own is None:
         runs: Replays = Replays(rows_of(tape), settings)
         spread = None
     else:
         runs, spread = one_of(own.orders, own.known, settings, capacity)
+    if vllm.most_bytes > vllm.nbytes:  # it takes more when the model does not train
+        within = runs.within(capacity)
+        left = left_bytes if capacity_bytes is None else capacity_bytes + vllm.nbytes
+        vllm = share_beside(vllm, within if within.completed else runs.unlimited, left)
+        capacity = max(1, left_bytes - vllm.nbytes) if capacity_bytes is None else capacity_bytes
     return OnCard(
         make_tape=tape.make_tape if isinstance(tape, Folded) else lambda: tape,
-        guesses=(*tape.guesses, *([OF_AMD] if gpu.vendor == "AMD" and not context.measured else [])),
+        guesses=(
+            *tape.guesses,
+            *([OF_AMD] if gpu.vendor == "AMD" and not context.measured else []),
+            *filter(None, [vllm.told]),
+        ),
         assumptions=tape.assumptions,
         versions=tape.versions,
         gpu=gpu,
@@ -290,6 +306,7 @@ def on_card(
         cluster=cluster,
         managed_bytes=managed_bytes,
         spread=spread,
+        vllm=vllm,
     )
 
 
@@ -299,12 +316,19 @@ OF_AMD = (
 )
 
 
-def job_on_card(job: Job, gpu: Gpu, tape: Tape | Folded, managed_bytes: int = 0, own: OwnRun | None = None) -> OnCard:
+def job_on_card(
+    job: Job,
+    gpu: Gpu,
+    tape: Tape | Folded,
+    managed_bytes: int = 0,
+    own: OwnRun | None = None,
+    vllm: VllmShare = NO_VLLM,
+) -> OnCard:
     capacity_bytes = job.hardware.capacity_bytes
     allocator = stack_of(job).allocator or job.allocator
     settings = allocator_settings(allocator, gpu, tape, pretended=capacity_bytes is not None)
     others, reserve_bytes = others_of(job, gpu), job.hardware.reserve_bytes
-    held = on_card(tape, gpu, settings, capacity_bytes, reserve_bytes, job.stack, others, managed_bytes, own)
+    held = on_card(tape, gpu, settings, capacity_bytes, reserve_bytes, job.stack, others, managed_bytes, own, vllm)
     guesses = (*job.not_modelled, *filter(None, [lengths_guess(job.data)]))
     return replace(held, guesses=(*held.guesses, *guesses)) if guesses else held
 

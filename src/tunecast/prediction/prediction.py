@@ -199,6 +199,8 @@ def memory_of(on_card: OnCard) -> Memory:
     breakdown["context"] = on_card.context.nbytes
     if on_card.communication.nbytes:
         breakdown["communication"] = on_card.communication.nbytes
+    if on_card.vllm.nbytes:
+        breakdown["vllm"] = on_card.vllm.nbytes
     if on_card.pages_bytes:
         breakdown["paged_optimizer"] = on_card.pages_bytes
     return Memory(

@@ -9,6 +9,7 @@ from tunecast.hardware.catalog import gpu as gpu_named
 from tunecast.job.job import Job
 from tunecast.job.model import resolve_model
 from tunecast.prediction.memory.pages import managed_bytes
+from tunecast.prediction.memory.vllm import vllm_share
 from tunecast.prediction.modelled import card_of, dtype_assumption, job_assumptions, require_traceable, unused_fields
 from tunecast.prediction.on_card import job_on_card
 from tunecast.prediction.outside.needs import Outside
@@ -61,7 +62,7 @@ def traced(
     return Prediction(
         job,
         model,
-        job_on_card(job, gpu, tape, managed_bytes(job, model)),
+        job_on_card(job, gpu, tape, managed_bytes(job, model), vllm=vllm_share(job, model, gpu)),
         assumptions=[f"architecture: {model.source}", *unsaid, *job_assumptions(job, short)],
         warnings=(*model.notes, *unused_fields(job)),
         clock=clock,

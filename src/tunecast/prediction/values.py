@@ -58,6 +58,8 @@ class Time(Result):
     checkpoints: int | None = None
     missing: tuple[str, ...] | None = None
     """What is not included; None where there is no total that it would be missing from."""
+    task_s: Mapping[str, float] | None = None
+    """Of a step that generates: `generate`, `score` and `train`, which sum to `step_s`; None where none does."""
 
     def to_dict(self) -> dict[str, Any]:
         """What follows `why` is left out where it is not known."""

@@ -28,6 +28,8 @@ class Operations(NamedTuple):
     lengths: tuple[int, ...]
     values: Values = ()
     """Of the pattern's symbols."""
+    cycle: int = 1
+    """After how many steps they do the same again (`shorten.cycle_of`)."""
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,8 @@ from typing import Any
 from tunecast.records import NamedTuple, dataclass
 from tunecast.tape.op import Alloc, Event, Free, Op, Role, Tape, with_frees_in_order
 
+TOWERS = frozenset({"visual", "vision_tower", "audio_tower", "vision_model"})
+"""Names of what stands beside a language model: built whole, whatever numbers its layers have."""
 NUMBERED = re.compile(r"(?:^|\.)(\d+)(?=\.|$)")
 
 
@@ -62,7 +64,7 @@ def container_of(tape: Tape, layers: int) -> str:
     """The name before the layer's number: `model.layers` in `model.layers.3.mlp`."""
     numbers: dict[str, set[int]] = defaultdict(set)
     for module in {event.module for event in tape.events if type(event) is Op or type(event) is Alloc}:
-        for match in NUMBERED.finditer(module):
+        for match in NUMBERED.finditer(module) if TOWERS.isdisjoint(module.split(".")) else ():
             numbers[module[: match.start()]].add(int(match.group(1)))
     fitting = [name for name, found in numbers.items() if name and found == set(range(layers))]
     if not fitting:

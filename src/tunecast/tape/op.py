@@ -44,6 +44,10 @@ class Phase(StrEnum):
     """Where in a run an event happens. Recomputation belongs to the backward pass that asks for it."""
 
     LOAD = "load"
+    GENERATE = "generate"
+    """A rollout: the model writes completions, token by token."""
+    SCORE = "score"
+    """Completions are scored: log-probabilities of references and of the model itself before it steps, rewards."""
     FORWARD = "forward"
     BACKWARD = "backward"
     CLIP = "clip"
@@ -136,6 +140,8 @@ TENSORS = "list_of_tensors"
 """The same: Python goes over a list of so many tensors, `shapes[0][0]`."""
 LET_GO = "gradients_let_go"
 """The same: so many gradients go, `shapes[0][0]`."""
+LOOP, LOOP_END = "loop", "loop_end"
+"""The same: what stands between these two runs so many times in a row, `shapes[0][0]` of the second."""
 SYNCHRONIZE = "synchronize"
 """An operation of no kernels: the host goes on only when the card has done all it was given."""
 HOST_WAIT = "host_wait"
@@ -201,7 +207,7 @@ class Tape:
         return replace(self, events=tuple(events))
 
 
-BETWEEN = frozenset({HOOK, PASS, EXCHANGE, LET_GO, SYNCHRONIZE, HOST_WAIT})
+BETWEEN = frozenset({HOOK, PASS, EXCHANGE, LET_GO, LOOP, LOOP_END, SYNCHRONIZE, HOST_WAIT})
 """What only time asks for, and may stand between frees."""
 OF_THE_HOST = BETWEEN | {CHECKPOINT, RECOMPUTE, CALLS, NODES, TENSORS}
 """What only time asks for: a tape for memory alone goes without."""

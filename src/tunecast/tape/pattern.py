@@ -22,13 +22,17 @@ SIZED = [Op._fields.index(name) for name in ("flops", "read_bytes", "written_byt
 
 
 class Pattern:
-    """`tape` as it was built; `standing` says for which layers its layers stand (None: all are there)."""
+    """`tape` as it was built; `standing` says for which layers its layers stand (None: all are there);
+    `several`: steps of one length are not alike."""
 
-    def __init__(self, tape: Tape, standing: Standing | None, guards: Guards | None = None, names: str = "") -> None:
+    def __init__(
+        self, tape: Tape, standing: Standing | None, guards: Guards | None = None, names: str = "", *,
+        several: bool = False,
+    ) -> None:  # fmt: skip
         self._tape: Tape | None = tape
         """Until it is cut: what memory asks for in it is not needed any more."""
         self._steps: dict[int, list[Event]] = {}
-        self._standing, self._guards, self._names = standing, guards, names
+        self._standing, self._guards, self._names, self._several = standing, guards, names, several
         self._numbered: dict[int, _Numbered] = {}
         self._layouts: dict[tuple[int, int], Layout] = {}
         self._last: tuple[int, Values, tuple[Op, ...]] | None = None
@@ -56,7 +60,9 @@ class Pattern:
                     events.append(event)
             self._tape = None
         found = _Numbered(sections_of(self._steps.pop(number), self._standing), self._guards, self._names)
-        if self._guards is not None:  # all its steps are of one length, and this one stands for them
+        if (
+            self._guards is not None and not self._several
+        ):  # all its steps are of one length, and this one stands for them
             self._steps.clear()
         return found
 

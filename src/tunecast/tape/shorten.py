@@ -8,6 +8,7 @@ from math import lcm
 from typing import Any
 
 from tunecast.job.job import Job
+from tunecast.job.names import ROLLOUTS
 from tunecast.job.stacks import stack_of
 from tunecast.records import NamedTuple, replace
 
@@ -124,10 +125,18 @@ def _rhythm(kinds: Sequence[int], head: int, period: int, tail: int) -> Rhythm:
     return Rhythm(max([head, *(layer + 1 for layer in broken[-1:])]), period, len(kinds), tail)
 
 
+def cycle_of(job: Job) -> int:
+    """After how many optimizer steps a run does the same again: one, unless completions serve for longer than that."""
+    if job.task not in ROLLOUTS:
+        return 1
+    generate_every = (job.rl.steps_per_generation or job.grad_accum) * job.rl.iterations
+    return lcm(generate_every, job.grad_accum) // job.grad_accum
+
+
 def steps_of(job: Job) -> list[int]:
     """The padded length of every optimizer step of the run."""
     lengths = list(job.lengths or (job.seq_len,))
-    return [lengths[i % len(lengths)] for i in range(max(STEPS, len(lengths)))]
+    return [lengths[i % len(lengths)] for i in range(max(STEPS, len(lengths), cycle_of(job) + 1))]
 
 
 def steps_to_trace(job: Job) -> tuple[list[int], list[int]]:
@@ -137,6 +146,8 @@ def steps_to_trace(job: Job) -> tuple[list[int], list[int]]:
     same; two of them are traced where there is one length, so that what one leaves to the next is seen.
     """
     run = steps_of(job)
+    if cycle_of(job) > 1:
+        return run, list(range(len(run)))
     distinct = list(dict.fromkeys(run[1:]))
     if len(distinct) == 1:
         return run[:3], [0, 1] + [2] * (len(run) - 2)
@@ -204,6 +215,8 @@ def with_few_micro_batches(job: Job) -> Job:
     there are stages, and interleaved ones take turns by that many; twice as many fill them where a stage has no buffers
     for each (Megatron).
     """
+    if job.task in ROLLOUTS:  # as many as there are make the batch that is generated
+        return job
     stages = job.parallel.pipeline
     turns = 2 if job.parallel.virtual_stages > 1 and stack_of(job).uses_megatron else 3
     most = MOST_MICRO_BATCHES + job.grad_accum % 2 if stages == 1 else turns * stages

@@ -15,12 +15,13 @@ from typing import Any, overload
 
 from tunecast.records import NamedTuple
 from tunecast.tape.layers import Sweep, container_of, module_moved, stood_for, sweeps_of
-from tunecast.tape.op import Begin, Event, Op, Phase, Tape
+from tunecast.tape.op import LOOP, LOOP_END, Begin, Event, Op, Phase, Tape
 from tunecast.tape.shorten import Standing
 
 
 class StepSection(NamedTuple):
-    """`ops` run `times` times in a row: a layer for its copies, or what is outside the layers once."""
+    """`ops` run `times` times in a row: a layer for its copies, or what is outside the layers once. Of no operations:
+    the beginning of a loop where `times` is 0, and its end where it is -n, of one that runs n times."""
 
     phase: Phase
     times: int
@@ -93,13 +94,14 @@ class Ops(Sequence[Op]):
 
 
 class Step:
-    """One steady optimizer step, all its micro-batches."""
+    """One steady optimizer step, all its micro-batches; or `count` that follow each other and are not alike."""
 
-    __slots__ = ("_sections", "_table")
+    __slots__ = ("_sections", "_table", "count")
 
-    def __init__(self, sections: Iterable[StepSection]) -> None:
+    def __init__(self, sections: Iterable[StepSection], count: int = 1) -> None:
         self._sections: tuple[StepSection, ...] | None = tuple(sections)
         self._table: Table | None = None
+        self.count = count
 
     @classmethod
     def laid_out(cls, distinct: tuple[Op, ...], layout: Layout) -> Step:
@@ -194,7 +196,8 @@ def _table_of(sections: Sequence[StepSection]) -> Table:
             row.append(place)
         rows[id(section.ops)] = same.setdefault(tuple(row), tuple(row))
     places = tuple(rows[id(section.ops)] for section in sections)
-    modules = tuple(tuple(op.module for op in section.ops) for section in sections)
+    named = {id(section.ops): tuple([op.module for op in section.ops]) for section in sections}
+    modules = tuple(named[id(section.ops)] for section in sections)
     return Table(tuple(distinct), places, Layout(tuple((s.phase, s.times) for s in sections), places, modules))
 
 
@@ -207,13 +210,29 @@ def step_of(events: Sequence[Event], standing: Standing | None, grad_accum: int 
 
 
 def with_micro_batches(sections: Sequence[StepSection], grad_accum: int) -> tuple[StepSection, ...]:
-    """The second of a few stands for all that are missing."""
+    """The second of a few stands for all that are missing; loops are written out."""
+    sections = _with_loops(sections)
     first, *following, rest = micro_batches(sections)
     if len(following) + 1 == grad_accum or not following:
         return tuple(sections)
     again, last = following[0], following[1:]
     middle = (section for _ in range(grad_accum - 1 - len(last)) for section in again)
     return (*first, *middle, *(section for part in last for section in part), *rest)
+
+
+def _with_loops(sections: Sequence[StepSection]) -> Sequence[StepSection]:
+    if all([section.times > 0 for section in sections]):
+        return sections
+    out: list[StepSection] = []
+    start = 0
+    for section in sections:
+        if section.times > 0:
+            out.append(section)
+        elif section.times == 0:
+            start = len(out)
+        else:
+            out += out[start:] * (-section.times - 1)
+    return out
 
 
 def micro_batches(sections: Sequence[StepSection]) -> list[list[StepSection]]:
@@ -242,7 +261,12 @@ def _sections(events: Sequence[Op | Begin], standing: Standing | None) -> Iterat
             yield StepSection(phase, 1, tuple(once))
             once = []
         for event in part:
-            if isinstance(event, Op):
+            if isinstance(event, Op) and event.name in (LOOP, LOOP_END):
+                if once:
+                    yield StepSection(phase, 1, tuple(once))
+                    once = []
+                yield StepSection(phase, -event.shapes[0][0] if event.name == LOOP_END else 0, ())
+            elif isinstance(event, Op):
                 once.append(event)
             elif isinstance(event, Begin) and event.phase is not phase:
                 if once:

@@ -71,6 +71,11 @@ def steps_of_fold(folded: Folded, grad_accum: int) -> dict[int, Step]:
 
 def _steps(operations: Operations, grad_accum: int) -> dict[int, Step]:
     steps: dict[int, Step] = {}
+    if operations.cycle > 1:
+        numbers = range(1, operations.cycle + 1)  # the first step is like none, the one after a cycle like it else
+        each = [operations.pattern.step(number, grad_accum, operations.values) for number in numbers]
+        sections = [section for step in each for section in step.sections]
+        return {operations.lengths[0]: Step(sections, len(each))}
     for number, length in enumerate(operations.lengths):
         if (number or len(operations.lengths) == 1) and length not in steps:
             steps[length] = operations.pattern.step(number, grad_accum, operations.values)

@@ -70,6 +70,12 @@ LIKELY: tuple[Any, ...] = (
     *(["q_proj", "v_proj"], ["*"], [2, 2], "${model}", "${a.b}", "$X", "${oc.env:HOME}", "train[:1000]", "H100:8"),
 )
 SEEDS: Mapping[str, dict[str, Any]] = {
+    "frameworks.llama_factory": {
+        "model_name_or_path": "meta-llama/Llama-3.1-8B",
+        "stage": "sft",
+        "finetuning_type": "lora",
+        "cutoff_len": 2048,
+    },
     "frameworks.axolotl": {
         "base_model": "meta-llama/Llama-3.2-1B",
         "sequence_len": 2048,

@@ -26,7 +26,14 @@ from tunecast.tape.card import Card
 
 def load(job: Job, config: dict[str, Any], folder: Path) -> Any:
     import torch
-    from transformers import AutoModelForCausalLM, BitsAndBytesConfig, FineGrainedFP8Config, Mxfp4Config
+    from transformers import (
+        AutoConfig,
+        AutoModelForCausalLM,
+        AutoModelForImageTextToText,
+        BitsAndBytesConfig,
+        FineGrainedFP8Config,
+        Mxfp4Config,
+    )
 
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config))
@@ -47,7 +54,10 @@ def load(job: Job, config: dict[str, Any], folder: Path) -> Any:
             bnb_4bit_use_double_quant=packed.double_quant,
             bnb_4bit_compute_dtype=dtype,
         )
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, device_map="cuda", **how)
+    auto: Any = AutoModelForCausalLM
+    if "vision_config" in config and type(AutoConfig.from_pretrained(folder)) not in auto._model_mapping:
+        auto = AutoModelForImageTextToText
+    return auto.from_pretrained(folder, dtype=dtype, device_map="cuda", **how)
 
 
 def main() -> None:

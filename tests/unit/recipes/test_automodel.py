@@ -321,7 +321,7 @@ class TestSplits:
 @pytest.mark.parametrize(
     ("name", "task"),
     [
-        ("FinetuneRecipeForVLM", "vision"),
+        ("FinetuneRecipeForMultimodal", "vision"),
         ("nemo_automodel.recipes.llm.kd.KnowledgeDistillationRecipeForNextTokenPrediction", "distillation"),
         ("TrainEagle3Recipe", "speculative decoding"),
         ("TrainBiEncoderRecipe", "embedding"),
@@ -357,6 +357,40 @@ def test_files_that_train_nothing(tmp_path: Path, text: str, told: str) -> None:
 def test_a_model_that_sees_is_refused_whatever_the_recipe(tmp_path: Path) -> None:
     found = recipe(tmp_path, FULL.replace("NeMoAutoModelForCausalLM", "NeMoAutoModelForImageTextToText"))
     assert (found.refused or "").startswith("vision")
+
+
+class TestImages:
+    SEES = FULL.replace("TrainFinetuneRecipeForNextTokenPrediction", "FinetuneRecipeForVLM").replace(
+        "NeMoAutoModelForCausalLM", "NeMoAutoModelForImageTextToText"
+    )
+
+    def test_one_of_a_sample_is_assumed_and_a_tower_frozen_where_something_is(self, tmp_path: Path) -> None:
+        values = {"processor.max_pixels": 1280 * 28 * 28, "freeze_config.freeze_embeddings": True}
+        found = recipe(tmp_path, self.SEES.replace("  seq_length: 2048\n", ""), values)
+        assert (found.refused, unread(found)) == (None, set())
+        trained = ["projector", "language"]
+        assert found.job["vision"] == {"images": 1, "pixels": 1280 * 28 * 28, "trained": trained}
+        assert found.job["seq_len"] == 1024 + 1280
+
+    def test_without_anything_frozen_the_stack_decides(self, tmp_path: Path) -> None:
+        found = recipe(tmp_path, self.SEES)
+        assert found.job["vision"] == {"images": 1}
+        assert found.job["seq_len"] == 2048
+
+    def test_packs_are_told_as_one_sample(self, tmp_path: Path) -> None:
+        found = recipe(tmp_path, self.SEES, {"packed_sequence.pack_size": 4096})
+        assert (found.job["seq_len"], found.job["data"]["packing"]) == (4096, False)
+        assert unread(found) == {"packed_sequence.pack_size"}
+
+    @pytest.mark.parametrize(
+        ("key", "value", "task"),
+        [
+            ("dataset._target_", "nemo_automodel.components.datasets.audio.datasets.make_cv17_dataset", "audio"),
+            ("model._target_", "a.gemma4_drafter.Gemma4WithDrafter.from_pretrained", "speculative decoding"),
+        ],
+    )
+    def test_sound_and_drafters_are_refused(self, tmp_path: Path, key: str, value: str, task: str) -> None:
+        assert (recipe(tmp_path, self.SEES, {key: value}).refused or "").startswith(f"{task}: ")
 
 
 def test_a_wrong_value_is_told_with_its_line(tmp_path: Path) -> None:

@@ -194,16 +194,16 @@ class TestV1:
         assert recipe is not None and recipe.job["task"] == "dpo"
 
     @pytest.mark.parametrize(
-        ("more", "told"),
+        ("more", "expected"),
         [
-            ("train_dataset: data/some_multimodal.yaml\n", "images, videos or sound: "),
-            ("model_class: cls\n", "classification: "),
+            ("train_dataset: data/some_multimodal.yaml\n", {"task": "sft", "vision": {"images": 1}}),
+            ("model_class: cls\n", {"task": "classify"}),
         ],
     )
-    def test_what_is_not_modelled_is_named(self, tmp_path: Path, more: str, told: str) -> None:
+    def test_images_and_classes(self, tmp_path: Path, more: str, expected: dict[str, object]) -> None:
         kept = [line for line in V1.splitlines() if line.split(":")[0] != more.split(":")[0]]
-        refused = read(tmp_path, "\n".join([*kept, more])).refused
-        assert refused is not None and refused.startswith(told)
+        recipe = read(tmp_path, "\n".join([*kept, more]))
+        assert recipe.refused is None and {name: recipe.job[name] for name in expected} == expected
 
     @pytest.mark.parametrize("junk", ["[]", "{}", "7", "x", "[[1]]", "{a: {b: []}}", "-1", "1.0e+300"])
     def test_any_type_anywhere(self, tmp_path: Path, junk: str) -> None:

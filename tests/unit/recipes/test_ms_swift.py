@@ -130,10 +130,11 @@ def test_unsloth_has_its_own_checkpointing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "flags", ["--dataset 'a/b' 'AI-ModelScope/LaTeX_OCR:human#5'", "--dataset x/Y-VL-Z", "--freeze_vit true"]
 )
-def test_images_are_named(tmp_path: Path, flags: str) -> None:
-    refused = sft(tmp_path, flags).refused
-    assert refused is not None and refused.startswith("images, videos or sound: ")
-    assert sft(tmp_path, "--dataset some/text").refused is None
+def test_images_are_told(tmp_path: Path, flags: str) -> None:
+    recipe = sft(tmp_path, flags)
+    assert recipe.refused is None and recipe.job["vision"]["images"] == 1 and recipe.job["stack"] == "transformers"
+    assert "the data's" in recipe.assumed["vision.images"].whose and recipe.job["vision"]["trained"] == ["language"]
+    assert "vision" not in sft(tmp_path, "--dataset some/text").job
 
 
 @pytest.mark.parametrize(

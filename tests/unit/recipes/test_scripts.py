@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tunecast.errors import UsageError
+from tunecast.errors import Unsupported, UsageError
 from tunecast.hardware.catalog import gpus
 from tunecast.job.lengths import data_set_of
 from tunecast.job.model import resolve_model
@@ -152,9 +152,9 @@ def test_a_script_without_a_training_is_told_as_such(tmp_path: Path) -> None:
 
 
 def test_a_task_that_is_not_modelled_is_told_before_a_missing_model(tmp_path: Path) -> None:
-    path = tmp_path / "grpo.py"
-    path.write_text("import sys\nfrom trl import GRPOTrainer\nGRPOTrainer(model=sys.argv[1], reward_funcs=[])\n")
-    with pytest.raises(UsageError, match="got grpo, known but not modelled") as caught:
+    path = tmp_path / "xpo.py"
+    path.write_text("import sys\nfrom trl import XPOTrainer\nXPOTrainer(model=sys.argv[1], reward_funcs=[])\n")
+    with pytest.raises(Unsupported, match="xpo: nothing of this kind") as caught:
         read_job(str(path))
     assert caught.value.field == "task"
 

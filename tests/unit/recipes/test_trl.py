@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from tunecast.errors import UsageError
 from tunecast.job.readers import read_job
 from tunecast.job.recipes import find_recipe
 from tunecast.job.recipes.document import Document, yaml_document
@@ -70,19 +69,22 @@ def test_a_model_alone_is_no_training() -> None:
         ("loss_type: sigmoid", "dpo"),
         ("reward_funcs: [accuracy]", "grpo"),
         ("desirable_weight: 1.0", "kto"),
+        ("teacher_model_name_or_path: gpt2", "distill"),
+        ("reward_model_path: x", "ppo"),
+        ("cpo_alpha: 1", "cpo"),
+        ("cpo_alpha: 0\nloss_type: simpo", "simpo"),
+        ("step_separator: x", "prm"),
+        ("rloo_k: 4", "rloo"),
     ],
 )
 def test_keys_name_the_task(key: str, task: str) -> None:
     assert read(f"{SFT}{key}\n").job["task"] == task
 
 
-@pytest.mark.parametrize(
-    ("key", "task"),
-    [("teacher_model_name_or_path: gpt2", "distillation"), ("reward_model_path: x", "ppo"), ("simpo_gamma: 1", "cpo")],
-)
-def test_tasks_no_job_has_are_refused(key: str, task: str) -> None:
-    refused = read(f"{SFT}{key}\n").refused
-    assert refused is not None and refused.startswith(f"{task}:")
+@pytest.mark.parametrize("command", ["bco", "xpo", "gold", "sdft", "sdpo", "tpo", "online_dpo", "nash_md"])
+def test_tasks_no_job_has_are_refused(command: str) -> None:
+    refused = read(SFT, command).refused
+    assert refused is not None and refused.startswith(f"{trl.COMMANDS[command]}:")
 
 
 def test_a_folder_names_the_kind_of_preference_tuning(tmp_path: Path) -> None:
@@ -91,8 +93,7 @@ def test_a_folder_names_the_kind_of_preference_tuning(tmp_path: Path) -> None:
     path.write_text(f"{SFT}beta: 0.1\n")
     recipe = find_recipe(path)
     assert recipe is not None and recipe.job["task"] == "orpo"
-    with pytest.raises(UsageError, match="orpo"):
-        read_job(str(path), {"hardware.gpu": "rtx-4090"})
+    assert read_job(str(path), {"hardware.gpu": "rtx-4090"}).preference.beta == 0.1
 
 
 def test_the_command_names_the_task() -> None:

@@ -2,31 +2,35 @@
 
 A new framework is one file in frameworks/ with NAME, RELEASE, `recognises(document)` and `read(draft, request)`, and
 its name in `FRAMEWORKS`; one that is called by a command also has `invocation(words)`, one that names training data
-`DATA`, and one with files that train nothing `use_without_training(document)`, which says what they are for.
+`DATA`, one whose files show the command that starts them `with_shown_command(request)`, and one with files that train
+nothing `use_without_training(document)`, which says what they are for.
 
-cards.py             What follows from how many cards there are: the launcher may say it, or the user, after the file
-                     was read
-commands.py          The commands of a shell script, as far as its text tells them
-data_sets.py         The training data that a file names, where it is at hand: its lengths are then counted, not
-                     assumed
-document.py          A file as a trainer wrote it: what it holds, and on which line
-draft.py             A recipe in the making: a reader takes keys one by one, and what it leaves is reported
-frozen_layers.py     Which layers of a model are trained while the rest is frozen, by their names
-huggingface.py       Keys of transformers' TrainingArguments, TRL's SFTConfig and ModelConfig, wherever they stand
-huggingface_keys.py  Which keys transformers' TrainingArguments, TRL's SFTConfig and ModelConfig have: their defaults,
-                     those that move nothing, and which say a field
-own_words.py         Changes to a job in the words of the trainer whose file it is, read back before they count
-recipe.py            What was understood: the job, where each field comes from, what was assumed, what was not read
-references.py        Values that name other values of their file, `${output_dir}/logs`, as OmegaConf has them
-                     (torchtune, Automodel)
-request.py           What a reader is asked: a file with what its command line sets, and what stands around it
-trainings.py         The trainings among the commands of a script
-values.py            Numbers and switches as YAML and JSON files spell them
-words.py             Words of a command, and what flags among them say
-frameworks/          A trainer each
-launch/              What stands around a training: who starts it, and who orders machines for it
-parts/               Files that go with several trainers: accelerate's, DeepSpeed's, PEFT's
-scripts/             Python scripts and notebooks, read without running them
+cards.py              What follows from how many cards there are: the launcher may say it, or the user, after the file
+                      was read
+commands.py           The commands of a shell script, as far as its text tells them
+data_sets.py          The training data that a file names, where it is at hand: its lengths are then counted, not
+                      assumed
+document.py           A file as a trainer wrote it: what it holds, and on which line
+draft.py              A recipe in the making: a reader takes keys one by one, and what it leaves is reported
+frozen_layers.py      Which layers of a model are trained while the rest is frozen, by their names
+huggingface.py        Keys of transformers' TrainingArguments, TRL's SFTConfig and ModelConfig, wherever they stand
+huggingface_keys.py   Which keys transformers' TrainingArguments, TRL's SFTConfig and ModelConfig have: their
+                      defaults, those that move nothing, and which say a field
+huggingface_tasks.py  Keys of TRL's trainers beyond SFT: preferences, heads, rollouts, teachers
+images.py             What files say of images: how many a sample has, how large they are, which parts of a model are
+                      trained on them
+own_words.py          Changes to a job in the words of the trainer whose file it is, read back before they count
+recipe.py             What was understood: the job, where each field comes from, what was assumed, what was not read
+references.py         Values that name other values of their file, `${output_dir}/logs`, as OmegaConf has them
+                      (torchtune, Automodel)
+request.py            What a reader is asked: a file with what its command line sets, and what stands around it
+trainings.py          The trainings among the commands of a script
+values.py             Numbers and switches as YAML and JSON files spell them
+words.py              Words of a command, and what flags among them say
+frameworks/           A trainer each
+launch/               What stands around a training: who starts it, and who orders machines for it
+parts/                Files that go with several trainers: accelerate's, DeepSpeed's, PEFT's
+scripts/              Python scripts and notebooks, read without running them
 """
 
 from __future__ import annotations
@@ -39,18 +43,20 @@ from typing import Any
 
 from tunecast import __version__
 from tunecast.errors import TunecastError, Unsupported, UsageError
-from tunecast.job.check import task_is_modelled
+from tunecast.job.check_tasks import task_is_modelled
 from tunecast.job.job import all_knobs, sections
-from tunecast.job.names import TASKS
+from tunecast.job.names import ROLLOUTS, TASKS
 from tunecast.job.readers.bounds import MOST_YAML_BYTES, bounded_text
 from tunecast.job.recipes.data_sets import take_data
 from tunecast.job.recipes.document import Document, read_document
 from tunecast.job.recipes.draft import Draft
 from tunecast.job.recipes.launch.schedulers import Ordered, is_task, of_skypilot, of_slurm
+from tunecast.job.recipes.launch.servers import take_server
 from tunecast.job.recipes.parts.accelerate import read_accelerate
 from tunecast.job.recipes.recipe import Place, Recipe
 from tunecast.job.recipes.request import Launch, ReadRequest
 from tunecast.job.recipes.trainings import request_of, trainings_of, without_training
+from tunecast.job.stacks import DEFAULT_STACK, STACKS
 
 FRAMEWORKS: tuple[str, ...] = (
     "torchtune",
@@ -140,6 +146,8 @@ def recipe_of(request: ReadRequest) -> Recipe | None:
 
 def draft_of(framework: ModuleType, request: ReadRequest) -> Draft:
     draft = Draft(framework.NAME, framework.RELEASE)
+    if hasattr(framework, "with_shown_command"):
+        request = framework.with_shown_command(request)
     framework.read(draft, request)
     accelerate = request.launch.accelerate
     if accelerate is not None and not draft.has_read(accelerate):
@@ -160,6 +168,8 @@ def recipe_of_script(ordered: Ordered, path: Path, values: Mapping[str, Any]) ->
     for other in more:
         draft.note(Place(str(path), other.line, other.told), "another training of the same file: it is not counted")
     for words in others:
+        if take_server(draft, words, str(path)):
+            continue
         draft.note(Place(str(path), words[0].line, " ".join(words[:2])), "runs beside it: its cards are not counted")
     return draft.finish()
 
@@ -190,6 +200,8 @@ def is_job(document: Document) -> bool:
 def words_for(recipe: Recipe, field: str, value: object) -> Mapping[str, object] | None:
     """The keys of its file that say this of a field, by dotted name; None where none is known. Not every value can be
     said: whoever writes them reads them back."""
+    if field == "seq_len" and recipe.job.get("task") in ROLLOUTS:
+        return {}  # a prompt and a completion, whose own keys say it
     its_own = (each for each in map(load_framework, FRAMEWORKS) if recipe.framework == each.NAME)
     said = getattr(next(its_own, None), "WORDS", {}).get(field)
     if callable(said):
@@ -219,8 +231,9 @@ def require_modelled(recipe: Recipe, content: Mapping[str, Any], file: str) -> N
     """Before anything else is said of it. `content`: its job, with what the user overrides."""
     if recipe.refused:
         raise Unsupported(f"{file}: {recipe.framework}: {recipe.refused}", field="task")
-    task = content.get("task")
-    told = task_is_modelled(task) if task in TASKS else None
+    task, stack = content.get("task"), content.get("stack", DEFAULT_STACK)
+    is_known = task in TASKS and stack in STACKS and stack != DEFAULT_STACK
+    told = task_is_modelled(task, stack) if is_known else None
     if told is not None:
         raise UsageError(f"{recipe.places.get('task') or file}: task: {told}", field="task")
 

@@ -287,10 +287,7 @@ def take_trainers_fsdp(draft: Draft, keys: Keys, request: ReadRequest) -> None:
 
 def take_sft_config(draft: Draft, keys: Keys, defaults: Defaults = SFT_CONFIG) -> None:
     """What TRL's SFTConfig has beyond TrainingArguments."""
-    if not draft.take("seq_len", keys, "max_length", "max_seq_length", "max_seq_len"):
-        unlimited = next((name for name in ("max_length", "max_seq_length") if keys.has(name)), None)
-        if unlimited:
-            draft.not_modelled(keys, unlimited, "rows are as long as the data set has them")
+    take_cut(draft, keys)
     draft.take("data.packing", keys, "packing")
     draft.take("data.packing_strategy", keys, "packing_strategy", read=_packing_strategy)
     packs = is_on(draft.fields.get("data.packing"))
@@ -312,6 +309,14 @@ def take_sft_config(draft: Draft, keys: Keys, defaults: Defaults = SFT_CONFIG) -
     assume_all(draft, defaults, leave=("data.packing_strategy",))
     if packs:
         assume(draft, "data.packing_strategy", defaults)
+
+
+def take_cut(draft: Draft, keys: Keys) -> None:
+    """Where rows are cut."""
+    if not draft.take("seq_len", keys, "max_length", "max_seq_length", "max_seq_len"):
+        unlimited = next((name for name in ("max_length", "max_seq_length") if keys.has(name)), None)
+        if unlimited:
+            draft.not_modelled(keys, unlimited, "rows are as long as the data set has them")
 
 
 def _packing_strategy(name: object) -> object:
@@ -370,7 +375,11 @@ def take_lora(draft: Draft, keys: Keys, defaults: Defaults = MODEL_CONFIG) -> No
 
 
 def targets(value: object) -> object:
-    """`all-linear` in any spelling; a list of one is that name (`ModelConfig.__post_init__`)."""
+    """`all-linear` in any spelling; a list of one is that name (`ModelConfig.__post_init__`). Commas between words of a
+    command line are no part of them."""
+    value = (
+        [name.rstrip(",") if isinstance(name, str) else name for name in value] if isinstance(value, list) else value
+    )
     names = value if isinstance(value, list) else [value]
     if len(names) == 1 and isinstance(names[0], str):
         return "all-linear" if names[0] in ("all-linear", "all_linear") else [names[0]]

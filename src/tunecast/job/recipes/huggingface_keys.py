@@ -106,5 +106,16 @@ WORDS: Mapping[str, Any] = {
     "lora.rank": "lora_r",
     "lora.alpha": "lora_alpha",
     "kernels": liger_word("use_liger_kernel"),
+    "preference.beta": "beta",
+    "preference.reference": lambda kind: {"precompute_ref_log_probs": True} if kind == "precomputed" else None,
+    "rl.generations": "num_generations",
+    "rl.completion_length": "max_completion_length",
+    "rl.steps_per_generation": "steps_per_generation",
+    "rl.iterations": "num_iterations",
+    "rl.engine": lambda engine: {"use_vllm": engine == "vllm"},
+    "rl.vllm.place": "vllm_mode",
+    "rl.vllm.memory_fraction": "vllm_gpu_memory_utilization",
+    "rl.vllm.tensor": "vllm_tensor_parallel_size",
+    "rl.vllm.sleep": "vllm_enable_sleep_mode",
 }
 """Keys that say a field, where a file is to be changed: a name, or what a value takes."""

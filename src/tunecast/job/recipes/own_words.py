@@ -38,9 +38,10 @@ def own_words(path: Path, recipe: Recipe, changes: Mapping[str, object]) -> dict
 
 
 def _field(job: Mapping[str, Any], dotted: str) -> object:
-    section, _, leaf = dotted.partition(".")
-    found = job.get(section)
-    return found.get(leaf) if leaf and isinstance(found, Mapping) else found
+    found: Any = job
+    for name in dotted.split("."):
+        found = found.get(name) if isinstance(found, Mapping) else None
+    return found
 
 
 def _is_same(read: object, value: object) -> bool:

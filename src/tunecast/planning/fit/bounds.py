@@ -22,7 +22,8 @@ from tunecast.tape.build.fill_in import fill_in_of
 
 ACTIVATIONS = {
     *("allocator", "attention", "gradient_checkpointing", "grad_accum", "kernels", "loss", "micro_batch"),
-    *("offload_activations", "seq_len"),
+    *("offload_activations", "rl.completion_length", "rl.generations", "rl.prompt_length"),
+    *("rl.steps_per_generation", "seq_len", "vision.pixels"),
 }
 """Fields that change nothing that lasts from step to step."""
 

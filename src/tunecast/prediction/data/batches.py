@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 from tunecast.job.job import Job
 from tunecast.job.lengths import Lengths, all_of
+from tunecast.job.names import ROLLOUTS
 from tunecast.job.stacks import stack_of
 from tunecast.prediction.data.packing import MAP_BATCH, packed_rows
 from tunecast.records import NamedTuple
@@ -158,12 +159,20 @@ def has_full_rows(job: Job) -> bool:
 
 def rows_of(job: Job, lengths: Lengths | None) -> Rows | None:
     """What is trained on, row by row; None where a job says nothing of its data."""
+    if job.task in ROLLOUTS and job.data.tokens is None:
+        return _completions(job, job.data.samples if lengths is None else lengths.samples)
     if lengths is not None:
         return _rows(job, lengths)
     samples = job.data.samples
     if samples is None and job.data.tokens is not None:
         samples = ceil(job.data.tokens / job.seq_len)
     return None if samples is None else _rows(job, all_of(job.seq_len, samples))
+
+
+def _completions(job: Job, prompts: int | None) -> Rows | None:
+    """Each prompt is written to the end `rl.generations` times, and each completion trained on `rl.iterations` times
+    (trl/trainer/utils.py, `RepeatSampler`)."""
+    return None if prompts is None else Rows((job.seq_len,), prompts * job.rl.generations * job.rl.iterations, False)
 
 
 @lru_cache(maxsize=4)

@@ -23,8 +23,9 @@ from math import ceil, exp, lgamma
 
 from tunecast.job.job import Job
 from tunecast.job.lengths import Lengths, all_of
+from tunecast.job.names import rows_a_sample
 from tunecast.prediction.data.batches import Dealt, MicroBatch, Rows, epochs_of, padded, rows_of
-from tunecast.records import dataclass
+from tunecast.records import dataclass, replace
 from tunecast.tape.build.sharding.scheme import ranks_of
 from tunecast.units import percent
 
@@ -92,6 +93,14 @@ def epoch_of(job: Job, lengths: Lengths | None = None) -> Epoch | None:
 
     Kept for a while: time, checkpoints and energy each ask, and packing takes as long as all else.
     """
+    epoch, rows = _epoch_of_rows(job, lengths), rows_a_sample(job.task)
+    if epoch is None or rows == 1:
+        return epoch
+    return replace(epoch, real_tokens=rows * epoch.real_tokens, padded_tokens=rows * epoch.padded_tokens)
+
+
+def _epoch_of_rows(job: Job, lengths: Lengths | None) -> Epoch | None:
+    """Where every sample is one row."""
     if job.lengths is not None:
         return _listed_epoch(job)
     rows = rows_of(job, lengths)

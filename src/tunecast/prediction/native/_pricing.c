@@ -179,10 +179,10 @@ static int is_sound(const Numbers *in, int64_t clocks, int64_t count, int64_t pa
     if (clocks < 2 || clocks > MOST_CLOCKS || count < 0 || count > INT32_MAX) return 0;
     if (parts < 0 || parts > 1000 || lanes > INT32_MAX) return 0;
     if (in[ACTIONS].count % 3 || in[TURNS].count % 3 || in[PARTS].count % 3 || in[PRODUCTS].count % PRODUCT) return 0;
-    if (in[CARDS].count % card || in[MOVING].count != 3 * count || in[LAUNCHES].count != 2 * count) return 0;
+    if (in[CARDS].count % card || in[MOVING].count != 3 * count || in[LAUNCHES].count != 3 * count) return 0;
     if (in[GIVEN].count && in[GIVEN_PRICES].count / in[GIVEN].count != lanes) return 0;
     if (in[GIVEN_PRICES].count != in[GIVEN].count * lanes) return 0;
-    if (!within(Q(OPS), in[OPS].count, 1, 0, 2 * count) || !climbs(Q(STRETCH_ENDS), stretches, in[OPS].count)) return 0;
+    if (!within(Q(OPS), in[OPS].count, 1, 0, 3 * count) || !climbs(Q(STRETCH_ENDS), stretches, in[OPS].count)) return 0;
     if (!climbs(Q(BODY_ENDS), bodies, in[ACTIONS].count / 3)) return 0;
     if (!within(Q(ORDER), in[ORDER].count, 1, 0, turns)) return 0;
     if (!within(Q(LANE_CARDS), lanes, 1, 0, cards) || !within(Q(GIVEN), in[GIVEN].count, 1, 0, count)) return 0;

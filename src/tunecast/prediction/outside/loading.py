@@ -21,7 +21,7 @@ from tunecast.prediction.memory.allocator import AllocatorSettings
 from tunecast.prediction.memory.replay import replay
 from tunecast.prediction.outside.checkpoint import QUANTIZED, WIDTHS, Parameter
 from tunecast.prediction.outside.paper import decisive_fields, roomy_config
-from tunecast.records import NamedTuple, dataclass
+from tunecast.records import NamedTuple, dataclass, replace_unchecked
 from tunecast.tape.build.loads import load_program
 from tunecast.tape.card import Card
 
@@ -97,6 +97,9 @@ def _card_loading(
     decisive: tuple[tuple[str, Any], ...], config: str, device_map: bool, settings: AllocatorSettings
 ) -> tuple[int, int, int]:
     """Most allocated, most reserved, and what is allocated in the end."""
-    job, card = Job(**dict(decisive), seq_len=1), Card(total_bytes=settings.device_total_bytes)
+    job, card = (
+        replace_unchecked(Job("any"), **dict(decisive), seq_len=1),
+        Card(total_bytes=settings.device_total_bytes),
+    )
     run = replay(load_program(job, json.loads(config), card, onto_card=device_map), settings)
     return run.load_peak_bytes, run.reserved_bytes, run.model_bytes

@@ -11,7 +11,7 @@ from tunecast.job.job import Job, Quantization
 from tunecast.job.model import ModelConfig
 from tunecast.job.stored import Packing, packing_for, without_packing
 from tunecast.prediction.outside.checkpoint import Parameter
-from tunecast.records import fields, replace
+from tunecast.records import fields, replace, replace_unchecked
 from tunecast.tape.build.adapters import NOT_CAST, insert_adapters
 from tunecast.tape.build.dtypes import DTYPES
 from tunecast.tape.build.fill_in import fill_in
@@ -19,7 +19,7 @@ from tunecast.tape.build.frozen import is_trained, widens
 from tunecast.tape.build.layer_rhythm import repeating
 from tunecast.tape.build.machine import Machine, Setup
 from tunecast.tape.build.modules import Buffer, Linear, Module
-from tunecast.tape.build.stacks import module_of, transformers
+from tunecast.tape.build.stacks import module_of, task_program, transformers
 from tunecast.tape.build.tensor import Tensor
 from tunecast.tape.card import Card
 from tunecast.tape.shorten import stand_in
@@ -46,7 +46,7 @@ def decisive_fields(job: Job) -> tuple[tuple[str, Any], ...]:
 @lru_cache(maxsize=32)
 def _known_tensors(decisive: tuple[tuple[str, Any], ...], config: str) -> tuple[Parameter, ...]:
     """Many jobs have the same, and a prediction asks twice: how long loading and saving take, and what they need."""
-    return tensors_on_paper(Job(**dict(decisive), seq_len=1), json.loads(config))
+    return tensors_on_paper(replace_unchecked(Job("any"), **dict(decisive), seq_len=1), json.loads(config))
 
 
 def roomy_config(job: Job, model: ModelConfig) -> str:
@@ -66,13 +66,18 @@ def tensors_on_paper(job: Job, config: Mapping[str, Any]) -> tuple[Parameter, ..
     packing = packing_for(job.quantization.format, config)
     config = without_packing(config)
     rhythm, few = repeating(transformers.model, config)
-    plain = replace(job, method=_method(job), quantization=Quantization(), kernels=())
-    model = transformers.load(plain, few, Machine(Card(), Setup(DTYPES[job.weights_dtype], job.attention)))
+    plain = replace_unchecked(job, method=_method(job), quantization=Quantization(), kernels=())
+    task = task_program(job)
+    making = task.making(job) if hasattr(task, "making") else transformers.model
+    machine = Machine(Card(), Setup(DTYPES[job.weights_dtype], job.attention))
+    model = transformers.load(plain, few, machine, making=making)
     head = model.output_embedding()
     skips = (lambda path: False) if packing is None else packing.skips
     linear = {id(m.weight) for m in model.modules() if isinstance(m, Linear) and m is not head and not skips(m.path)}
     if job.method != "full":
         insert_adapters(by_hub_names(plain, model), model)
+        if hasattr(task, "save_beside_adapters"):
+            task.save_beside_adapters(model)
     before, layers, after = _by_layer(model, partial(_as_trained, job, packing, linear))
     if rhythm is not None:
         paths = [layer.path for layer in model.layers()]

@@ -29,7 +29,7 @@ from collections.abc import Collection, Sequence
 from itertools import accumulate
 from operator import add
 
-from tunecast.prediction.price.host import LEAN
+from tunecast.prediction.price.host import mode_of
 from tunecast.records import NamedTuple
 from tunecast.tape.op import COLLECTIVES, HOST_WAIT, SYNCHRONIZE, WAIT, Op, Phase
 
@@ -105,15 +105,15 @@ def clock_program(sections: Sequence[tuple[Phase, int, Sequence[int]]], distinct
     waited_for = [number.get(op.shapes[0][0], number[op.stream]) if op.name == WAIT else 0 for op in distinct]
     stretches: dict[tuple[int, ...], int] = {}
     bodies: list[list[Action]] = []
-    known: dict[tuple[int, bool], int] = {}
+    known: dict[tuple[int, int], int] = {}
     turns: dict[Turn, int] = {}
     order: list[int] = []
     for phase, times, places in sections:
-        lean = phase in LEAN
-        body = known.get((id(places), lean))
+        mode = mode_of(phase)
+        body = known.get((id(places), mode))
         if body is None:
-            body = known[id(places), lean] = len(bodies)
-            bodies.append(_body(places, count if lean else 0, what, clock_of, waited_for, communicator_of, stretches))
+            body = known[id(places), mode] = len(bodies)
+            bodies.append(_body(places, count * mode, what, clock_of, waited_for, communicator_of, stretches))
         # a matrix is as much work as one pass a clock, and then its power
         turn = Turn(body, times, times > clocks)
         order.append(turns.setdefault(turn, len(turns)))

@@ -141,6 +141,9 @@ def mean_step(
     def part_s(name: str) -> float:
         return plain(lambda step: step.breakdown_s.get(name, 0.0))
 
+    def task_s(name: str) -> float:
+        return plain(lambda step: step.task_s.get(name, 0.0))
+
     step_s = mean_s(lambda step: step.step_s)
     names = dict.fromkeys(name for step in steps.values() for name in step.breakdown_s)
     parts = {name: part_s(name) for name in names}
@@ -162,6 +165,7 @@ def mean_step(
         moved_bytes=round(plain(lambda step: float(step.moved_bytes))),
         communication_s=plain(lambda step: step.communication_s),
         model_flops=round(plain(lambda step: float(step.model_flops))),
+        task_s={name: task_s(name) for name in next(iter(steps.values())).task_s},
     )
 
 

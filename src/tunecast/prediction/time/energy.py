@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from tunecast.hardware.grids import grid
 from tunecast.hardware.spec import Gpu
 from tunecast.job.job import Job
+from tunecast.prediction.memory.vllm import server_cards
 from tunecast.prediction.values import Energy
 from tunecast.units import HOUR_S, KILO
 
@@ -71,7 +72,7 @@ def energy(
 
 def _joules(job: Job, tdp_w: float, phases_s: Mapping[str, float], busy: float, load: float, host: float) -> float:
     """Of all machines, phase by phase."""
-    cards, machines = job.hardware.cards, job.hardware.nodes
+    cards, machines = job.hardware.cards + server_cards(job), job.hardware.nodes
     besides = host * tdp_w * cards if job.hardware.host_w is None else job.hardware.host_w * machines
     total = 0.0
     for phase, seconds in phases_s.items():

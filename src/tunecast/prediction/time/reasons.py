@@ -23,6 +23,7 @@ NAMES: Mapping[str, str] = {
     "nvme": "NVMe reads and writes",
     "communication": "GPU waiting for other GPUs",
     "waiting": "waiting for the longest rows",
+    "generation": "generation by vLLM",
 }
 """Of a step's breakdown, where the name alone does not tell."""
 BESIDE_THE_CARD = ("offload", "nvme")

@@ -27,10 +27,10 @@ from tunecast.prediction.price import ATTENTION, COMMUNICATION, OFFLOAD, PRODUCT
 from tunecast.prediction.price.attention import computed_flops
 from tunecast.prediction.price.clocks import clock_program, ends, stretches_of
 from tunecast.prediction.price.contention import slowdown, slowed, slowest
-from tunecast.prediction.price.host import LEAN, Host
+from tunecast.prediction.price.host import LEAN, MODES, Host, mode_of
 from tunecast.prediction.price.offload import ON_DRIVES
 from tunecast.prediction.price.pricing import CostTerms, Part, StepStructure, priced, step_structure, terms_of
-from tunecast.records import NamedTuple, dataclass
+from tunecast.records import NamedTuple, dataclass, field, replace
 from tunecast.tape.op import Op, Phase
 from tunecast.tape.step import Step, Table
 
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from tunecast.hardware.cluster import Cluster
     from tunecast.prediction.price.rates import Rates
 
+TASKS = (Phase.GENERATE, Phase.SCORE)
+"""What a step may do before it trains; the host reads results at the end of each."""
 COMPUTE, MEMORY, LAUNCH, NVME = "compute", "memory", "launch", "nvme"
 
 
@@ -65,6 +67,8 @@ class StepTime:
     kernels: int = 0
     dtype: str = "bfloat16"
     """That most FLOPs are in."""
+    task_s: Mapping[str, float] = field(default_factory=dict)
+    """Of a step that generates: what `generate`, `score` and `train` take of it, which sum to `step_s`."""
 
 
 class GpuHost(NamedTuple):
@@ -91,7 +95,7 @@ class _Counted(NamedTuple):
     model_runs: list[int]
     """Without those of a backward pass that computes again."""
     launched: list[int]
-    """In a pass through the model, and then, all again, in an optimizer's step."""
+    """In a pass through the model, and then, all again, in each other of `MODES`."""
 
 
 class Lowered:
@@ -142,12 +146,12 @@ class Lowered:
         return sum(by_dtype.values()), model_flops, moved, kernels, dtype
 
     def launches(self, host: Host) -> array[float]:
-        """What each operation takes of the host: in a pass through the model, and then in an optimizer's step."""
+        """What each operation takes of the host: in a pass through the model, then, all again, in an optimizer's step
+        and in a pass that nobody records."""
         if host not in self._launches:
-            launched, count = self._counted.launched, len(self.ops)
-            both = [host.op_s(op, Phase.FORWARD) for op in self.ops]
-            both += [host.op_s(op, Phase.OPTIMIZER) if launched[count + at] else 0.0 for at, op in enumerate(self.ops)]
-            self._launches[host] = array("d", both)
+            launched = iter(self._counted.launched)
+            each = [host.op_s(op, mode) if next(launched) else 0.0 for mode in MODES for op in self.ops]
+            self._launches[host] = array("d", each)
         return self._launches[host]
 
     def on(self, gpu: Gpu, host: Host, cluster: Cluster | None = None) -> StepTime:
@@ -201,6 +205,9 @@ class Lowered:
         return asked([card if n == 1.0 else slowed(card, n) for card, n in zip(cards, times, strict=True)])
 
     def _told(self, end: float, alone: float, spent: Sequence[float], cpu_s: float) -> StepTime:
+        count = self.step.count
+        if count > 1:
+            end, alone, cpu_s, spent = end / count, alone / count, cpu_s / count, [s / count for s in spent]
         computing = 0.0
         by_group: list[float] = []
         by_name: dict[str, float] = {}
@@ -218,7 +225,8 @@ class Lowered:
         breakdown = {name: s * overlap for name, s in by_name.items() if s}
         breakdown[LAUNCH], breakdown[COMMUNICATION] = alone - busy, end - alone
         communicating = max(end - alone, *by_group, 0.0)
-        flops, model_flops, moved, kernels, dtype = self.totals
+        *totals, dtype = self.totals
+        flops, model_flops, moved, kernels = [total // count for total in totals]
         return StepTime(
             step_s=end,
             low_s=end,
@@ -259,14 +267,22 @@ def _bound_by(launching: float, computing: float, communicating: float, by_wait:
 def step_time(step: Step, gpu: Gpu, host: Host, cluster: Cluster | None = None) -> StepTime:
     """A step that begins with an idle card and ends when it is idle again: as in a loop that reads its loss every step,
     which the Trainer does (`logging_nan_inf_filter`)."""
-    return Lowered(step).on(gpu, host, cluster)
+    whole = Lowered(step).on(gpu, host, cluster)
+    phases = {phase for phase, _ in step.table.layout.turns}
+    if phases.isdisjoint(TASKS):
+        return whole
+    task_s = {phase.value: 0.0 for phase in TASKS}
+    for phase in [phase for phase in TASKS if phase in phases]:
+        part = Step([section for section in step.sections if section.phase is phase], step.count)
+        task_s[phase.value] = Lowered(part).on(gpu, host, cluster).step_s
+    return replace(whole, task_s={**task_s, "train": max(0.0, whole.step_s - sum(task_s.values()))})
 
 
 def _counted(table: Table) -> _Counted:
     distinct, rows, layout = table
     kinds = tuple(kind_of(op.name) for op in distinct)
     count = len(distinct)
-    runs, model_runs, launched = [0] * count, [0] * count, [0] * (2 * count)
+    runs, model_runs, launched = [0] * count, [0] * count, [0] * (len(MODES) * count)
     sections = [(phase, times, row) for (phase, times), row in zip(layout.turns, rows, strict=True)]
     row_of = {id(row): row for row in rows}
     times_of: dict[tuple[int, Phase], int] = {}
@@ -274,7 +290,7 @@ def _counted(table: Table) -> _Counted:
         times_of[id(row), phase] = times_of.get((id(row), phase), 0) + times
     parts: dict[Part, dict[int, int]] = {}
     for (name, phase), times in times_of.items():
-        shift = count if phase in LEAN else 0
+        shift = count * mode_of(phase)
         for place, often in Counter(row_of[name]).items():
             op, all_times = distinct[place], often * times
             runs[place] += all_times

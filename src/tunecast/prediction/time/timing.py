@@ -22,6 +22,7 @@ from tunecast.job.model import ModelConfig
 from tunecast.job.shardings import sharding_of
 from tunecast.prediction.data.batches import evaluates, has_full_rows
 from tunecast.prediction.data.lengths import Epoch, cut_rows, epoch_of, eval_batches
+from tunecast.prediction.memory.vllm import generates_by_vllm
 from tunecast.prediction.modelled import card_of
 from tunecast.prediction.outside.needs import Outside
 from tunecast.prediction.price.host import Host, host_of, loop_s
@@ -91,6 +92,10 @@ class RunClock:
         if calibration is not None:
             start = calibration.start_s or start
             planning = (calibration.planning or planning) if steps.planned_width else planning
+        if generates_by_vllm(job):
+            from tunecast.prediction.time.vllm import with_engine  # few jobs do
+
+            start = with_engine(start)
         waits = sharding_of(job).cuts_weights
         mean = mean_step(self.typical, steps.by_length, job.grad_accum, ranks_of(job), each_waits=waits)
         fixed = fixed_phases(job, self.epoch, typical=self.typical, outside=outside, planning=planning, start=start)
@@ -122,6 +127,11 @@ class RunClock:
             for run, known in zip(runs, played, strict=True)
         ]
         by_length = {length: time for times in each for length, time in times.by_length.items()}
+        if generates_by_vllm(self.job):
+            from tunecast.prediction.time.vllm import generation_s, with_generation  # few jobs do
+
+            generated = generation_s(self.job, self.model, self.gpu)
+            by_length = {length: with_generation(time, generated, self.job) for length, time in by_length.items()}
         return StepTimes(by_length, each[0].planned_width)
 
     def evaluation_s(self) -> float | None:
@@ -161,6 +171,7 @@ def timing(
         assumptions=(
             *_calibrated(calibration),
             *_full_rows(job),
+            *_generated(job, model, clock.gpu),
             *(() if whole is None else whole.assumptions),
             *(() if outside is None else outside.assumptions),
         ),
@@ -172,6 +183,14 @@ def _calibrated(calibration: Calibration | None) -> tuple[str, ...]:
     if calibration is None:
         return ()
     return (f"time: prices of this machine's own {calibration.device}, measured {calibration.measured}",)
+
+
+def _generated(job: Job, model: ModelConfig, gpu: Gpu) -> tuple[str, ...]:
+    if not generates_by_vllm(job):
+        return ()
+    from tunecast.prediction.time.vllm import generation_told  # few jobs do
+
+    return (generation_told(job, model, gpu),)
 
 
 def _full_rows(job: Job) -> tuple[str, ...]:
@@ -257,6 +276,7 @@ def _time(job: Job, mean: StepTime, epoch: Epoch, whole: WholeTime | None, why: 
         breakdown_s=dict(mean.breakdown_s),
         padding_fraction=epoch.padding_fraction,
         why=tuple(why),
+        task_s=dict(mean.task_s) or None,
     )
     if whole is None:
         return step

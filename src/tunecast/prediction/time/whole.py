@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from tunecast.job.job import Job
 from tunecast.job.kernels import liger_parts
 from tunecast.job.lengths import sample_lengths
+from tunecast.job.names import rows_a_sample
 from tunecast.job.shardings import sharding_of
 from tunecast.job.stacks import stack_of
 from tunecast.prediction.data.batches import evaluates, steps_between_evaluations, steps_between_saves
@@ -303,7 +304,8 @@ def with_preparation(whole: WholeTime, was: Likely, now: Likely) -> WholeTime:
 
 def _full_rows(job: Job) -> Epoch:
     """One step of rows of seq_len."""
-    tokens = float(job.micro_batch * ranks_of(job) * job.grad_accum * job.seq_len)
+    rows = job.micro_batch * rows_a_sample(job.task)
+    tokens = float(rows * ranks_of(job) * job.grad_accum * job.seq_len)
     return Epoch(0, 0, job.grad_accum, 1, tokens, tokens, {float(job.seq_len): 1.0})
 
 

@@ -14,12 +14,13 @@ from tunecast.records import NamedTuple
 FREE, END, UNKNOWN = "·", "|", "?"
 LETTERS: Mapping[str, str] = {
     "weights": "W", "adapters": "D", "gradients": "G", "optimizer": "O", "activations": "A", "logits_and_loss": "L",
-    "temporaries": "T", "allocator": "c", "paged_optimizer": "p", "context": "x", "communication": "n", "others": "o",
+    "temporaries": "T", "allocator": "c", "paged_optimizer": "p", "context": "x", "communication": "n", "vllm": "v",
+    "others": "o",
 }  # fmt: skip
 """In the order they are stacked: what stays, what comes and goes, what PyTorch keeps, what is not PyTorch's."""
 MEANINGS: Mapping[str, str] = {
     **{letter: part.replace("_", " ") for part, letter in LETTERS.items()},
-    "c": "cached by the allocator", "x": "CUDA context", "n": "NCCL", "o": "held by others",
+    "c": "cached by the allocator", "x": "CUDA context", "n": "NCCL", "v": "vLLM", "o": "held by others",
     FREE: "free", END: "end of the card", UNKNOWN: "other",
 }  # fmt: skip
 

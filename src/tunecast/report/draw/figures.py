@@ -76,6 +76,8 @@ class Figures:
     context_bytes: int | None = None
     communication_bytes: int = 0
     """Held by NCCL, where there are several ranks."""
+    vllm_bytes: int = 0
+    """Of an engine that generates on the same card."""
     pages_bytes: int = 0
     """Of a paged optimizer's state, on the card as long as PyTorch does not need the room."""
     gpu: str | None = None
@@ -116,14 +118,16 @@ class Figures:
     def device_bytes(self) -> int | None:
         if self.context_bytes is None:
             return None
-        return self.reserved_bytes + self.pages_bytes + self.context_bytes + self.communication_bytes
+        beside = self.context_bytes + self.communication_bytes + self.vllm_bytes
+        return self.reserved_bytes + self.pages_bytes + beside
 
     @property
     def card_bytes(self) -> int | None:
         """All of the card the bars are drawn against: the allocator's part, the context, and what others hold."""
         if self.capacity_bytes is None:
             return None
-        return self.capacity_bytes + (self.context_bytes or 0) + self.communication_bytes + self.others_bytes
+        beside = (self.context_bytes or 0) + self.communication_bytes + self.vllm_bytes
+        return self.capacity_bytes + beside + self.others_bytes
 
     @property
     def sums(self) -> list[tuple[str, str, int]]:
@@ -134,7 +138,11 @@ class Figures:
         ]
         if self.context_bytes is None or self.device_bytes is None:
             return [*rows, ("=", "reserved", self.reserved_bytes)]
-        more = (("communication", self.communication_bytes), ("paged optimizer", self.pages_bytes))
+        more = (
+            ("communication", self.communication_bytes),
+            ("vLLM", self.vllm_bytes),
+            ("paged optimizer", self.pages_bytes),
+        )
         return [
             *rows,
             ("+", "context", self.context_bytes),
@@ -155,14 +163,16 @@ class Figures:
             "paged_optimizer": self.pages_bytes,
             "context": self.context_bytes or 0,
             "communication": self.communication_bytes,
+            "vllm": self.vllm_bytes,
             "others": self.others_bytes,
         }
 
     @property
     def outside(self) -> str:
         """What lies on the card besides PyTorch's memory, in words."""
-        nccl = f" and {gib(self.communication_bytes)} of NCCL" if self.communication_bytes else ""
-        return f"with {gib(self.context_bytes or 0)} of CUDA context{nccl}"
+        more = (("NCCL", self.communication_bytes), ("vLLM", self.vllm_bytes))
+        told = "".join(f" and {gib(nbytes)} of {name}" for name, nbytes in more if nbytes)
+        return f"with {gib(self.context_bytes or 0)} of CUDA context{told}"
 
 
 OUTSIDE = "(outside any module)"

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tunecast.errors import TunecastError
-from tunecast.job.job import Job
+from tunecast.job.job import Job, nested
 from tunecast.job.mapping import job_from_dict
 from tunecast.report.draw.figures import shown
 
@@ -24,12 +24,7 @@ def job_in_yaml(job: Job) -> str:
 
 def settings_in_yaml(fields: Mapping[str, object]) -> str:
     """Values by dotted name, as they are written into a job's file."""
-    nested: dict[str, Any] = {}
-    for dotted, value in fields.items():
-        section, _, leaf = dotted.rpartition(".")
-        place = nested.setdefault(section, {}) if section else nested
-        place[leaf] = list(value) if isinstance(value, tuple) else value
-    return "\n".join(_lines(nested))
+    return "\n".join(_lines(nested(fields)))
 
 
 def _short(job: Job) -> Mapping[str, Any]:
@@ -39,15 +34,18 @@ def _short(job: Job) -> Mapping[str, Any]:
     for name, value in whole.items():
         if value == usual[name] or name in ALWAYS:
             continue
-        before = usual[name]
-        if isinstance(value, dict) and isinstance(before, dict):
-            made[name] = {leaf: each for leaf, each in value.items() if each != before.get(leaf)}
-        else:
-            made[name] = value
+        made[name] = _unlike(value, usual[name])
     try:
         return made if job_from_dict(made) == job else whole
     except TunecastError:
         return whole
+
+
+def _unlike(value: object, usual: object) -> object:
+    """Of a section, what is not as usual."""
+    if not isinstance(value, dict) or not isinstance(usual, dict):
+        return value
+    return {leaf: _unlike(each, usual.get(leaf)) for leaf, each in value.items() if each != usual.get(leaf)}
 
 
 def _lines(content: Mapping[str, Any], indent: str = "") -> Iterator[str]:

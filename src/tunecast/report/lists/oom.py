@@ -105,7 +105,7 @@ def _another_run(told: OomExplanation, terminal: Terminal) -> list[str]:
 
 def _roles(breakdown: Mapping[str, int]) -> dict[str, int]:
     """What is allocated at the peak; the rest is the allocator's and the context."""
-    rest = ("allocator", "context", "communication", "paged_optimizer")
+    rest = ("allocator", "context", "communication", "vllm", "paged_optimizer")
     return {part: nbytes for part, nbytes in breakdown.items() if part not in rest}
 
 

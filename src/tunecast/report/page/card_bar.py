@@ -14,6 +14,7 @@ BESIDES: Mapping[str, str] = {
     "context": "CUDA context",
     "paged_optimizer": "paged optimizer",
     "communication": "NCCL",
+    "vllm": "vLLM",
     "others": "held by others",
     "device": "not told apart",
 }
@@ -69,6 +70,6 @@ def part_name(role: str) -> str:
 
 def _ordered(parts: Iterable[str]) -> list[str]:
     """What is there before PyTorch first, then the roles as they are stacked, then what the allocator keeps."""
-    before = ("context", "communication", "others")
+    before = ("context", "communication", "vllm", "others")
     order = (*before, *STACK)
     return sorted(parts, key=lambda role: order.index(role) if role in order else len(order))

@@ -71,6 +71,8 @@ def chart(figures: Figures, timeline: Timeline) -> Markup:
 
 PHASES: Mapping[str, str] = {
     "load": "L loading",
+    "generate": "G generation",
+    "score": "S scoring",
     "forward": "F forward",
     "backward": "B backward",
     "clip": "C gradient clipping",

@@ -22,8 +22,7 @@ def cost_words(rent: Rent, money: Money = DOLLARS) -> str:
 def offer_words(rent: Rent, money: Money = DOLLARS) -> str:
     """`1 x h100-sxm-80gb at runpod, on demand, $3.29 per hour (price of 2026-08-22)`."""
     offer = rent.fleet.offer
-    one = f"{offer.gpus} x {offer.gpu}"
-    machines = one if rent.nodes == 1 else f"{rent.nodes} machines of {one}"
+    machines = rent.fleet.hardware
     if offer.kind == OWNED:
         return shown(f"{machines}, your own, {hourly(rent.usd_per_hour, money)} of electricity")
     price = f"{hourly(rent.usd_per_hour, money)} (price of {offer.dated})"

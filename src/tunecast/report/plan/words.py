@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tunecast.job.job import Job
+from tunecast.job.names import PAIRS, TITLES
 from tunecast.market.listed import RentedOffer
 from tunecast.market.offer import LISTED, OWNED, Offer
 from tunecast.market.provider import provider
@@ -114,7 +115,8 @@ def job_words(plan: Plan) -> str:
         trained = f", {_count(best.tokens / best.runs)} tokens"
     trained += f" in {best.runs} runs, one after another" if best is not None and best.runs > 1 else ""
     asked = f"; {', '.join(plan.asked)}" if plan.asked else ""
-    return shown(f"{name}{job.model}, {_method(job)}, {_batch(job)}{trained}{asked}")
+    task = f"{TITLES[job.task]}, " if job.task in TITLES else ""
+    return shown(f"{name}{job.model}, {task}{_method(job)}, {_batch(job)}{trained}{asked}")
 
 
 def _method(job: Job) -> str:
@@ -126,7 +128,9 @@ def _method(job: Job) -> str:
 
 def _batch(job: Job) -> str:
     longest = max(job.lengths) if job.lengths else job.seq_len
-    return f"rows of {'up to ' if job.lengths else ''}{longest:,} tokens"
+    kind = "pairs of rows" if job.task in PAIRS else "rows"
+    seen = " with images" if job.vision.images else ""
+    return f"{kind} of {'up to ' if job.lengths else ''}{longest:,} tokens{seen}"
 
 
 def _count(tokens: float) -> str:

@@ -8,8 +8,10 @@ from tunecast.hardware.catalog import gpu as gpu_named
 from tunecast.hardware.catalog import meant_by
 from tunecast.hardware.spec import card_name
 from tunecast.job.job import Job
+from tunecast.job.names import PAIRS, ROLLOUTS, TITLES
 from tunecast.planning.price import Rent
 from tunecast.prediction.evidence import evidence_of
+from tunecast.prediction.memory.vllm import requested_bytes
 from tunecast.prediction.on_card import context_of
 from tunecast.prediction.prediction import Prediction
 from tunecast.records import NamedTuple, replace
@@ -156,14 +158,14 @@ def smallest_card(prediction: Prediction) -> LeastCard:
     if card is None:
         return LeastCard(None, largest_memory_bytes() - on_card.context.nbytes - outside_bytes, measured=False)
     context = context_of(card)
+    outside_bytes += requested_bytes(job, card)
     return LeastCard(card.name, card.memory_bytes - context.nbytes - outside_bytes, context.measured)
 
 
 def title_of(job: Job) -> str:
     """`my-run: llama-3.1-8b, QLoRA, 1 x 2,048 tokens on 1 x RTX 4090`."""
     name = f"{job.id}: " if job.id is not None else ""
-    length = max(job.lengths) if job.lengths else job.seq_len
-    tokens = f"{job.micro_batch} x {'up to ' if job.lengths else ''}{length:,} tokens"
+    tokens = rows_words(job)
     accumulated = f" x {job.grad_accum} accumulated" if job.grad_accum > 1 else ""
     cards, machines = job.hardware.cards, job.hardware.nodes
     # Cards that share a row, or a model's layers, are one replica.
@@ -171,7 +173,16 @@ def title_of(job: Job) -> str:
     each = "" if replicas == 1 else " per GPU" if replicas == cards else " per replica"
     card = f"{cards} x {card_name(gpu_named(job.hardware.gpu).name)}"
     several = f" in {machines} machines" if machines > 1 else ""
-    return f"{name}{job.model}, {_method(job)}, {tokens}{accumulated}{each} on {card}{several}"
+    task = f"{TITLES[job.task]}, " if job.task in TITLES else ""
+    return f"{name}{job.model}, {task}{_method(job)}, {tokens}{accumulated}{each} on {card}{several}"
+
+
+def rows_words(job: Job) -> str:
+    """`8 x 1,024 tokens`, `8 pairs x 2 x 1,024 tokens`, `8 completions x 1,024 tokens with images`."""
+    length = max(job.lengths) if job.lengths else job.seq_len
+    kind = " pairs x 2" if job.task in PAIRS else " completions" if job.task in ROLLOUTS else ""
+    seen = " with images" if job.vision.images else " with videos" if job.vision.frames else ""
+    return f"{job.micro_batch}{kind} x {'up to ' if job.lengths else ''}{length:,} tokens{seen}"
 
 
 def _method(job: Job) -> str:

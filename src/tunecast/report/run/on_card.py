@@ -43,6 +43,7 @@ def run_figures(
         blocks=tuple(_live_block(live) for live in held.peak.largest) if details else (),
         context_bytes=held.context.nbytes,
         communication_bytes=held.communication.nbytes,
+        vllm_bytes=held.vllm.nbytes,
         pages_bytes=held.pages_bytes,
         gpu=held.gpu.name,
         room=held.room.in_need(said.smallest_capacity_bytes),

@@ -26,6 +26,7 @@ PHASES: Mapping[str, str] = {
     "checkpoints": "checkpoints",
     "final_save": "saving the model",
 }
+TASKS: Mapping[str, str] = {"generate": "generating", "score": "scoring", "train": "training"}
 SHOWN_FROM_S = 0.05
 TOLD_FROM = 0.05
 """Of a whole job: a phase besides training that is worth a word in the short text."""
@@ -79,7 +80,7 @@ def time_text(
     if time is None:
         return ""
     phases = _phases(time, terminal) if details else []
-    told = [*([] if details else _longest_phases(time)), *_why(time, utilization)]
+    told = [*_tasks(time), *([] if details else _longest_phases(time)), *_why(time, utilization)]
     if details or (energy is not None and energy.co2_kg is not None):
         told += _energy(energy)
     told += [*_missing(time), *([hint] if hint and time.total_s is None else [])]
@@ -90,7 +91,13 @@ def time_text(
 
 def sentences(time: Time, utilization: Utilization | None, energy: Energy | None) -> list[str]:
     """All that is said beside the figures."""
-    return [*_why(time, utilization), *host_words(utilization), *_energy(energy), *_missing(time)]
+    return [*_tasks(time), *_why(time, utilization), *host_words(utilization), *_energy(energy), *_missing(time)]
+
+
+def _tasks(time: Time) -> list[str]:
+    """What of a step is generating completions, scoring them, and training on them."""
+    told = [f"{TASKS.get(name, name)} {duration(spent)}" for name, spent in (time.task_s or {}).items() if spent]
+    return [f"of a step: {', '.join(told)}"] if told else []
 
 
 def _why(time: Time, utilization: Utilization | None) -> list[str]:

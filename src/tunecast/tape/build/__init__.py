@@ -7,6 +7,9 @@ adapted_parameters.py  LoRA on stacked experts and routers, which are parameters
 adapters.py            PEFT on paper: which linear layers and experts are adapted, and how an adapted one runs; DoRA
 attention.py           attention on paper
 autograd.py            autograd on paper: nodes with saved tensors, and the engine that runs them backward
+beside.py              A model beside the one that is trained: a teacher, a reward model
+cache.py               Keys and values that a model keeps of tokens it has read (transformers/cache_utils.py of
+                       5.17.0, `DynamicCache`)
 checkpoint.py          `from_pretrained` with a device map, on paper: everything it does to the card
 chunked.py             the fused head of TRL 1.16, which never makes all logits
 compiled.py            `torch.compile` on paper
@@ -15,6 +18,8 @@ convolution.py         Causal convolutions of each channel by itself, on paper: 
 cut_head.py            Apple's Cut Cross-Entropy on paper (cut-cross-entropy 25.6.4): head and loss as one function
                        that makes no logits
 decoder.py             the causal language model on paper, after transformers' modeling files (5.17.0)
+divergence.py          The head of TRL's DistillationTrainer, which makes no logits: `ChunkedDivergenceFunction` of
+                       trl/kernels/chunked_divergence.py (1.16.0)
 dtypes.py              types of numbers, and the strides of a shape
 eras.py                what older releases of transformers do otherwise with memory
 event_log.py           what a program on paper does to memory and on its host, noted in order
@@ -37,6 +42,8 @@ liger.py               Liger's kernels on paper (liger-kernel 0.8.5)
 liger_kin.py           What Liger has for architectures beyond those whose traces were compared (`liger.MODELS`), as
                        its source says
 loads.py               the run of `from_pretrained` alone
+log_probs.py           Log-probabilities of labels from whole logits, on paper; `chunked.py` is the head that makes
+                       none
 machine.py             the machine that runs a program on paper
 mamba_ssm.py           mamba-ssm on paper (2.3.2): convolution, scan, gated norm and projection of Mamba 2 as one
                        function, which keeps its input and what the scan gave; all else is computed again in the
@@ -51,6 +58,8 @@ quantized.py           weights that bitsandbytes holds in 4 or 8 bits, on paper:
 recompute.py           recomputation on paper: both of torch's kinds of checkpointing
 repeats.py             what a program does again, without running it
 request.py             what a run is built of, and which of it decides the structure of its program
+score.py               A head in the vocabulary's place: `score`, one output for each label
+                       (transformers/modeling_layers.py of 5.17.0)
 standing.py            what a short model says of the whole one
 tensor.py              tensors without contents: what making and dropping them does to memory
 written.py             the events of a tape, from what a machine noted
@@ -62,7 +71,11 @@ packed/                Weights that others packed: what arrives from such checkp
                        layers run on it
 sharding/              how one rank of many holds a model: replicas, shards, and what waits on the host
 stacks/                whose program trains
+tasks/                 What is trained for beyond the language model's own loss: one program per task, over the
+                       Trainer's loop
 unsloth/               Unsloth 2026.10.9 on paper: what its own code does
+vision/                Models with eyes, on paper: a vision tower, a projector and a language model, all in one
+                       `model`
 
 It is written as the real code is: a local name holds a tensor here as long as it does there, so frees fall where they
 fall. The tracer is its referee (tests/trace/test_build.py): same allocations, same order. Where a new release of

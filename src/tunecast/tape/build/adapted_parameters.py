@@ -87,6 +87,9 @@ def scaling(job: Job) -> float:
 
 
 class ParameterLora(Module):
+    is_off = False
+    """`disable_adapters`."""
+
     def __init__(self, base: Module, holder: Module, parameter: str, rank: int, scaling: float) -> None:
         super().__init__(base.machine)
         self.base_layer = base
@@ -112,6 +115,8 @@ class ParameterLora(Module):
         return [self.lora_A.weight, self.lora_B.weight]
 
     def forward(self, *args: Any) -> Any:
+        if self.is_off:
+            return self.base_layer(*args)
         self.machine.of_host(EXCHANGE)
         holder, name = self.holder[0], self.parameter_name
         held = self.held()

@@ -8,6 +8,7 @@ PEFT on paper: which linear layers are adapted, and how an adapted one runs (pef
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Iterator
 from typing import Any
 
@@ -17,9 +18,20 @@ from tunecast.job.releases import minor
 from tunecast.job.stacks import stack_of
 from tunecast.tape.build import functional as F
 from tunecast.tape.build.adapted_by_pattern import held_modules, matching_layers
-from tunecast.tape.build.adapted_parameters import insert_parameter_adapters, moved_names, parameters_named
+from tunecast.tape.build.adapted_parameters import (
+    ParameterLora,
+    insert_parameter_adapters,
+    moved_names,
+    parameters_named,
+)
 from tunecast.tape.build.dtypes import FLOAT16, FLOAT32, Dtype
-from tunecast.tape.build.frozen import checkpointing_of, embeddings_give_gradient, freeze_others
+from tunecast.tape.build.frozen import (
+    checkpointing_of,
+    embeddings_give_gradient,
+    freeze_others,
+    freeze_parts,
+    is_adapted,
+)
 from tunecast.tape.build.gptq import KeptLinearGPTQ, LinearGPTQ, added_to_view
 from tunecast.tape.build.modules import Dropout, Linear, Module, bring
 from tunecast.tape.build.packed.awq import LinearAWQ
@@ -130,11 +142,16 @@ def adapt(job: Job, model: Any) -> None:
         insert_adapters(job, model)
     elif job.trained is not None:
         freeze_others(job, model, job.trained)
+    else:
+        freeze_parts(job, model)
     if job.gradient_checkpointing:
-        for layer in model.layers():
-            layer.checkpoint, layer.wants_input = checkpointing_of(job, layer)
-        if job.method != "full" or embeddings_give_gradient(job, model.machine.era):
-            model.input_embedding().gives_gradient = True
+        for owner in (model, *model.towers()):
+            for layer in owner.layers():
+                layer.checkpoint, layer.wants_input = checkpointing_of(job, layer)
+            if job.method != "full" or embeddings_give_gradient(job, model.machine.era):
+                embedding = owner.input_embedding()
+                if embedding is not None:
+                    embedding.gives_gradient = True
 
 
 def insert_adapters(job: Job, model: Any) -> None:
@@ -188,6 +205,19 @@ def raise_if_of_mamba(job: Job, model_type: str) -> None:
     raise UsageError.at("lora.targets", f"{refusal} To fix: attention, or a list without it{older}.")
 
 
+@contextlib.contextmanager
+def adapters_off(model: Module) -> Iterator[None]:
+    """peft/peft_model.py, `disable_adapter`: adapted layers run as the ones they hold."""
+    adapted: list[Any] = [module for module in model.modules() if isinstance(module, LoraLinear | ParameterLora)]
+    for module in adapted:
+        module.is_off = True
+    try:
+        yield
+    finally:
+        for module in adapted:
+            module.is_off = False
+
+
 def targets(job: Job, model: Any) -> Iterator[tuple[Module, str, Linear]]:
     """The layers that get an adapter, in the order of the tree, with who holds them and under which name."""
     if stack_of(job).matches_paths:
@@ -198,7 +228,8 @@ def targets(job: Job, model: Any) -> Iterator[tuple[Module, str, Linear]]:
         raise_if_of_mamba(job, model.model_type)
     if wanted is not None:
         wanted = set(wanted) - set(moved)
-    return _within(model, wanted, moved, model.output_embedding())
+    found = _within(model, wanted, moved, model.output_embedding())
+    return (each for each in found if is_adapted(job, model, each[2]))
 
 
 TEXT_ALONE = "adapters are on layers of the language model: PEFT refuses the towers' of the same names"
@@ -229,7 +260,7 @@ def wanted_names(job: Job, model: Any) -> Collection[str] | None:
     """None: every linear layer but the head."""
     given = job.lora.targets
     if given == "all-linear":
-        return linear_names(model) if stack_of(job).lists_linear else None
+        return linear_names(job, model) if stack_of(job).lists_linear else None
     assert given is not None, "targets follow from the model: fill_in comes first"
     present = {name for module in model.modules() for name in module.children} | set(moved_names(model.model_type))
     usual = ATTENTION - {"out_proj"} if model.model_type in MAMBA else ATTENTION  # it is Mamba's there
@@ -245,10 +276,12 @@ def wanted_names(job: Job, model: Any) -> Collection[str] | None:
     return names & present
 
 
-def linear_names(model: Any) -> set[str]:
-    """Of every linear layer but the head (axolotl/loaders/adapter.py, `find_all_linear_names`)."""
+def linear_names(job: Job, model: Any) -> set[str]:
+    """Of every linear layer but the head (axolotl/loaders/adapter.py, `find_all_linear_names`), and of parts that stay
+    as they are (llamafactory/model/model_utils/misc.py, `find_all_linear_modules`)."""
     head = model.output_embedding()
-    return {name for _, name, child in held_modules(model) if isinstance(child, Linear) and child is not head}
+    linear = [(name, child) for _, name, child in held_modules(model) if isinstance(child, Linear)]
+    return {name for name, child in linear if child is not head and is_adapted(job, model, child)}
 
 
 def last_part(name: str, model: Any) -> str:
@@ -263,11 +296,15 @@ class LoraLinear(Module):
 
     scaling = 1.0
     """alpha / rank; factors move no memory, so any number does here as everywhere."""
+    is_off = False
+    """`disable_adapters`."""
 
     def __init__(self, base: Linear, rank: int, dropout: float, dora: bool) -> None:
         super().__init__(base.machine)
         self.base_layer = base
         self.lora_dropout = Dropout(base.machine, dropout)
+        self.has_dropout = dropout > 0
+        """Else it is an nn.Identity; a trainer may set its probability to 0 all the same."""
         self.lora_A = Linear(base.machine, base.inputs, rank)
         self.lora_B = Linear(base.machine, rank, base.outputs)
         self.lora_magnitude_vector = DoraLinear(base) if dora else None
@@ -281,6 +318,9 @@ class LoraLinear(Module):
         return [self.lora_A.weight, self.lora_B.weight, *magnitude]
 
     def forward(self, x: Tensor) -> Tensor:
+        return self.base_layer(x) if self.is_off else self.adapted(x)
+
+    def adapted(self, x: Tensor) -> Tensor:
         result = self.base_layer(x)
         torch_result_dtype = result.dtype
         lora_A, lora_B, dropout = self.lora_A, self.lora_B, self.lora_dropout
@@ -293,7 +333,7 @@ class LoraLinear(Module):
 
     def with_magnitude(self, x: Tensor, result: Tensor) -> Tensor:
         """peft/tuners/lora/variants.py, `DoraLinearVariant.forward`: with dropout the layer's result is made anew."""
-        base_result = None if self.lora_dropout.probability else result
+        base_result = None if self.has_dropout else result
         if base_result is None:
             x = self.lora_dropout(x)
         assert self.lora_magnitude_vector is not None
@@ -308,7 +348,7 @@ class LoraLinear8bit(LoraLinear):
     def adapter_dtype(self) -> Dtype:
         return FLOAT32
 
-    def forward(self, x: Tensor) -> Tensor:
+    def adapted(self, x: Tensor) -> Tensor:
         result = self.base_result(x)
         lora_A, lora_B, dropout = self.lora_A, self.lora_B, self.lora_dropout
         expected_dtype = None
@@ -353,7 +393,7 @@ class LoraLinearAWQ(LoraLinear):
         assert isinstance(self.base_layer, LinearAWQ)
         return self.base_layer.scales.dtype
 
-    def forward(self, x: Tensor) -> Tensor:
+    def adapted(self, x: Tensor) -> Tensor:
         result = self.base_layer(x)
         lora_A, lora_B, dropout = self.lora_A, self.lora_B, self.lora_dropout
         expected_dtype = None
@@ -382,7 +422,7 @@ class LoraQuantLinear(LoraLinear):
         """Packed weights have none to take."""
         return FLOAT32
 
-    def forward(self, x: Tensor) -> Tensor:
+    def adapted(self, x: Tensor) -> Tensor:
         base = self.base_layer
         assert isinstance(base, LinearGPTQ)
         with self.machine.within(base.path):

@@ -12,6 +12,7 @@ from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.ops.elementwise import pointwise
 from tunecast.tape.build.tensor import Tensor
 from tunecast.tape.kernels.backend import Attention, choose
+from tunecast.tape.kernels.counts import SEVERAL
 
 Rotate = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Of queries or keys, cosines and sines."""
@@ -73,13 +74,15 @@ def repeat_kv(hidden_states: Tensor, groups: int) -> Tensor:
 def attend(
     query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, groups: int = 1, dropout: float = 0.0, *,
     position_ids: Tensor | None = None, window: int | None = None, softcap: float | None = None, eager: Any = None,
+    causal: bool = True,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """What `attention_interface` does in every model of transformers: the result as [batch, length, heads, width], and
-    the weights, which only `eager` has and which the caller holds. `eager` is the family's own, where it has one."""
+    the weights, which only `eager` has and which the caller holds. `eager` is the family's own, where it has one.
+    `causal`: no token sees later ones, where no mask says otherwise."""
     how = (dropout, position_ids, window, softcap)
     sequence = sequence_of(query.machine)
     if sequence is None:
-        return attend_here(query, key, value, attention_mask, groups, *how, eager)
+        return attend_here(query, key, value, attention_mask, groups, *how, eager, causal)
     return sequence.attend(attend_here, query, key, value, attention_mask, *how)
 
 
@@ -90,7 +93,7 @@ def sequence_of(machine: Machine) -> Any:
 
 def attend_here(
     query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, groups: int, dropout: float,
-    position_ids: Tensor | None, window: int | None, softcap: float | None, eager: Any = None,
+    position_ids: Tensor | None, window: int | None, softcap: float | None, eager: Any = None, causal: bool = True,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """All of a row, on this card."""
     implementation = query.machine.attention
@@ -106,12 +109,13 @@ def attend_here(
         from tunecast.tape.build.flash import flash_attention  # few jobs name it
 
         return flash_attention(query, key, value, dropout, window, softcap, position_ids), None
-    return sdpa_attention(query, key, value, attention_mask, groups, dropout), None
+    return sdpa_attention(query, key, value, attention_mask, groups, dropout, causal), None
 
 
 def sdpa_attention(
-    query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, groups: int, dropout: float
-) -> Tensor:
+    query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, groups: int, dropout: float,
+    causal: bool = True,
+) -> Tensor:  # fmt: skip
     """transformers/integrations/sdpa_attention.py, `sdpa_attention_forward`: heads share keys inside the kernel only
     where no mask is given."""
     gqa, era = False, query.machine.era
@@ -122,7 +126,7 @@ def sdpa_attention(
             value = repeat_kv(value, groups)
     if era.copies_heads:
         query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
-    causal = query.shape[2] > 1 and attention_mask is None
+    causal = causal and query.shape[2] > 1 and attention_mask is None
     attn_output = scaled_dot_product(query, key, value, attention_mask, dropout, causal, gqa)
     attn_output = attn_output.transpose(1, 2).contiguous()
     return attn_output
@@ -152,8 +156,9 @@ def eager_attention(
 
 def scaled_dot_product(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, dropout: float = 0.0, causal: bool = True,
-    gqa: bool = False,
+    gqa: bool = False, calls: int = 1,
 ) -> Tensor:  # fmt: skip
+    """`calls`: of how many of them it is the sum."""
     machine = query.machine
     if machine.autocast is not None:
         mask = F.cast_for_product(mask) if mask is not None else None
@@ -166,7 +171,7 @@ def scaled_dot_product(
         with machine.autocasting(None):
             return math(query, key, value, mask, dropout, causal, gqa)
     run = {"cudnn": cudnn, "flash": flash, "efficient": efficient}[kernel]
-    return run(query, key, value, mask, dropout, causal, keeps)
+    return run(query, key, value, mask, dropout, causal, keeps, calls)
 
 
 def as_numbers(mask: Tensor | None, dtype: Dtype) -> Tensor | None:
@@ -229,8 +234,9 @@ def matching(query: Tensor, width: int) -> Any:
 
 
 def cudnn(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float, causal: bool, keeps: bool
-) -> Tensor:
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float, causal: bool, keeps: bool,
+    calls: int = 1,
+) -> Tensor:  # fmt: skip
     mask = as_numbers(mask, query.dtype)
     batch, heads, length, _ = query.shape
     width = value.shape[3]
@@ -238,25 +244,27 @@ def cudnn(
     outs = ((out, query.dtype), ((batch, heads, length, 1), FLOAT32), ((), INT64), ((), INT64))
     flops = flops_of(query, key, value)
     args = (query, key, value, mask, keeps, dropout, causal, False)
-    return _run("_scaled_dot_product_cudnn_attention", query, key, value, mask, outs, flops, args, dropout)
+    return _run("_scaled_dot_product_cudnn_attention", query, key, value, mask, outs, flops, args, dropout, calls)
 
 
 def flash(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float, causal: bool, keeps: bool
-) -> Tensor:
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float, causal: bool, keeps: bool,
+    calls: int = 1,
+) -> Tensor:  # fmt: skip
     batch, heads, length, width = query.shape
     if width % 8:
         query, key, value = [F.pad(x, -width % 8) for x in (query, key, value)]
     outs = ((query.shape, query.dtype), ((batch, heads, length), FLOAT32), ((2,), INT64), ((), INT64))
     flops = flops_of(query, key, value)
     args = (query, key, value, dropout, causal)
-    out = _run("_scaled_dot_product_flash_attention", query, key, value, None, outs, flops, args, dropout)
+    out = _run("_scaled_dot_product_flash_attention", query, key, value, None, outs, flops, args, dropout, calls)
     return out[..., :width] if width % 8 else out
 
 
 def efficient(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float, causal: bool, keeps: bool
-) -> Tensor:
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float, causal: bool, keeps: bool,
+    calls: int = 1,
+) -> Tensor:  # fmt: skip
     mask = as_numbers(mask, query.dtype)
     batch, heads, length, _ = query.shape
     if mask is not None:
@@ -268,12 +276,12 @@ def efficient(
     outs = (((batch, heads, length, value.shape[3]), query.dtype), ((batch, heads, rows), FLOAT32))
     flops = flops_of(query, key, value)
     args = (query, key, value, mask, keeps, dropout, causal)
-    return _run("_scaled_dot_product_efficient_attention", query, key, value, mask, outs, flops, args, dropout)
+    return _run("_scaled_dot_product_efficient_attention", query, key, value, mask, outs, flops, args, dropout, calls)
 
 
 def _run(
     name: str, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, outs: Sequence[Any], flops: int,
-    args: tuple[Any, ...], dropout: float,
+    args: tuple[Any, ...], dropout: float, calls: int,
 ) -> Tensor:  # fmt: skip
     machine = query.machine
     likes = [(t.shape, t.dtype) for t in (query, key, value)]
@@ -282,13 +290,16 @@ def _run(
     def back(node: Node, gradients: Gradients) -> Sequence[Any]:
         _, k, q, v, _, kept_out = (node.take(place) for place in range(6))
         arguments = (gradients[0], q, k, v, kept_out, None, None, None, None, dropout)
-        made = machine.run_many(name + "_backward", (gradients[0], q, k, v), likes, flops * 5 // 2, arguments)
+        kernels = calls * SEVERAL[name + "_backward"]
+        made = machine.run_many(
+            name + "_backward", (gradients[0], q, k, v), likes, flops * 5 // 2, arguments, kernels=kernels
+        )
         for gradient, like in zip(made, (q, k, v), strict=True):
             gradient.strides = laid_out(like, like.shape[3])
         return made
 
     node = start(machine, (query, key, value), back, (mask, key, query, value))
-    results = machine.run_many(name, (query, key, value), outs, flops, args)
+    results = machine.run_many(name, (query, key, value), outs, flops, args, kernels=calls)
     out = results[0]
     out.strides = laid_out(query, out.shape[3])
     return finish(node, out, results[1], out.detach(), *[t for t in results[2:] if t is not None])

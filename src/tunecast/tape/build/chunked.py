@@ -18,6 +18,7 @@ from tunecast.tape.build.decoder import CausalLM
 from tunecast.tape.build.dtypes import BOOL, FLOAT32, INT64, Dtype
 from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.modules import Linear
+from tunecast.tape.build.recompute import first_of
 from tunecast.tape.build.tensor import Tensor
 from tunecast.tape.symbols import starts
 
@@ -31,24 +32,36 @@ def apply(model: Any) -> None:
     model.forward = MethodType(forward, model)  # type: ignore[method-assign]
 
 
-def forward(self: Any, input_ids: Tensor, attention_mask: Tensor, labels: Tensor) -> Any:
-    outputs = fused_forward(self, input_ids, attention_mask, labels)
+def forward(self: Any, input_ids: Tensor, attention_mask: Tensor, labels: Tensor, **images: Any) -> Any:
+    outputs = fused_forward(self, input_ids, attention_mask, labels, **images)
     return outputs.loss if sequence_of(self.machine) is None else (outputs.loss, outputs)
 
 
+LOG_PROBS = "log_probs"
+OF_SFT = (LOG_PROBS, "entropy", "is_top1")
+"""What SFTTrainer asks the head for (trl/trainer/sft_trainer.py, `__init__`)."""
+
+
 class Outputs(NamedTuple):
-    """`FusedCausalLMOutput`: what the head says of each token."""
+    """`FusedCausalLMOutput`: what the head says of each token; None: nobody asked."""
 
     log_probs: Tensor
-    entropy: Tensor
-    is_top1: Tensor
+    entropy: Any
+    mean_logits: Any
+    is_top1: Any
     label_mask: Tensor
     loss: Tensor
 
 
-def fused_forward(model: Any, input_ids: Tensor, attention_mask: Tensor, labels: Tensor) -> Outputs:
+def fused_forward(
+    model: Any, input_ids: Tensor, attention_mask: Tensor, labels: Tensor,
+    outputs: Sequence[str] = OF_SFT, labelled: int | None = None, **images: Any,
+) -> Outputs:  # fmt: skip
+    """`labelled`: how many of the shifted labels count; None: all but those that would lead to another sample, and
+    padding."""
     machine, length = model.machine, labels.shape[1]
-    last_hidden_state = model.base()(input_ids, attention_mask=attention_mask)
+    backbone_outputs = model.base()(input_ids, attention_mask=attention_mask, **images)
+    last_hidden_state = first_of(backbone_outputs)
     hidden_states = last_hidden_state
     if sequence_of(machine) is None:  # split rows have labels that were shifted before
         hidden_states = last_hidden_state[:, : length - 1]
@@ -56,21 +69,22 @@ def fused_forward(model: Any, input_ids: Tensor, attention_mask: Tensor, labels:
     mask = machine.run("ne", (labels,), labels.shape, BOOL)
     head = model.output_embedding()
     if not isinstance(head, Linear):
-        raise UsageError.at("lora.targets", "TRL's SFTTrainer takes no adapter on the head")
+        raise UsageError.at("lora.targets", "TRL's trainers take no adapter on the head")
     weight = machine.scheme.whole(head.weight)
-    found = chunked_log_probs(where(hidden_states, mask), weight, head.bias, where(labels, mask))
-    log_probs, entropy, is_top1 = [put_back(machine, x, mask) for x in found]
+    rows = mask.numel() - machine.packs - machine.padding if labelled is None else labelled
+    found = chunked_log_probs(where(hidden_states, mask, rows), weight, head.bias, where(labels, mask, rows), outputs)
+    log_probs, entropy, mean_logits, is_top1 = [None if x is None else put_back(machine, x, mask) for x in found]
+    assert log_probs is not None
     del found
     loss = -log_probs.sum()
     loss = loss / machine.run("clamp", (mask.sum(range(2)),), (), INT64)
-    return Outputs(log_probs, entropy, is_top1, mask, loss)
+    return Outputs(log_probs, entropy, mean_logits, is_top1, mask, loss)
 
 
-def where(x: Tensor, mask: Tensor) -> Tensor:
-    """x[mask]: every label of a job's rows counts, but for those that would lead to another sample, and padding."""
+def where(x: Tensor, mask: Tensor, rows: int) -> Tensor:
+    """x[mask], of which so many are set."""
     machine, shape = x.machine, x.shape
-    rows = mask.numel() - machine.packs - machine.padding
-    width = shape[2:]
+    width = shape[mask.dim() :]
 
     def back(node: Node, gradients: Gradients) -> Sequence[Any]:
         zeros = machine.run("new_zeros", (), shape, gradients[0].dtype)
@@ -86,7 +100,8 @@ def put_back(machine: Machine, x: Tensor, mask: Tensor) -> Tensor:
     """`x.new_zeros(mask.shape).masked_scatter(mask, x)`."""
 
     def back(node: Node, gradients: Gradients) -> Sequence[Any]:
-        return (machine.run("masked_scatter_backward", gradients, shape, dtype),)
+        args = (gradients[0], node.take(0), shape)
+        return (machine.run("masked_scatter_backward", args[:2], shape, dtype, args=args),)
 
     shape, dtype = x.shape, x.dtype
     zeros = machine.run("new_zeros", (), mask.shape, dtype)
@@ -128,8 +143,11 @@ def rows_of(x: Tensor, first: int, count: int) -> Tensor:
     return x.detach()[first : min(first + count, x.shape[0])]
 
 
-def chunked_log_probs(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor) -> tuple[Tensor, ...]:
-    """`ChunkedLogProbFunction`: statistics of each token over tiles of logits that share one buffer."""
+def chunked_log_probs(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, outputs: Sequence[str]
+) -> tuple[Tensor | None, ...]:
+    """`ChunkedLogProbFunction`: statistics of each token over tiles of logits that share one buffer. Log-probabilities,
+    and entropy, mean logits and whether the target is the likeliest where asked for."""
     machine, rows = hidden.machine, hidden.shape[0]
     dtype = machine.autocast or hidden.dtype
 
@@ -161,8 +179,14 @@ def chunked_log_probs(hidden: Tensor, weight: Tensor, bias: Tensor | None, targe
                 fold("_forward_kernel", mm_buf, part, chunk_of())
         log_z = statistics[0] + statistics[1].log()
         logprobs = statistics[6] - log_z
-        entropy = log_z - statistics[2] / statistics[1]
-        best, first = (machine.run(name, statistics[:2], (rows,), BOOL) for name in ("ge", "gt"))
-        is_top1 = machine.run("bitwise_and", (best, first), (rows,), BOOL)
-        del best, first, statistics, mm_buf
-    return finish(node, logprobs, hidden, weight, targets, log_z, entropy), entropy, is_top1
+        entropy = log_z - statistics[2] / statistics[1] if "entropy" in outputs else None
+        mean_logits = statistics[4] / weight.shape[0] if "mean_logits" in outputs else None
+        is_top1 = likeliest(statistics) if "is_top1" in outputs else None
+        del statistics, mm_buf
+    saved = (hidden, weight, targets, log_z, log_z if entropy is None else entropy)
+    return finish(node, logprobs, *saved), entropy, mean_logits, is_top1
+
+
+def likeliest(statistics: Sequence[Tensor]) -> Tensor:
+    """`(target_logit >= running_max) & (target_logit > max_before_target)`."""
+    return statistics[6].ge(statistics[0]) & statistics[6].gt(statistics[5])

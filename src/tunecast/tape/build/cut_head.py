@@ -14,6 +14,7 @@ from typing import Any
 
 from tunecast.tape.build.autograd import Gradients, Node, finish, start
 from tunecast.tape.build.dtypes import BOOL, FLOAT32, INT32, INT64
+from tunecast.tape.build.recompute import first_of
 from tunecast.tape.build.tensor import Tensor
 
 READ = (
@@ -29,9 +30,10 @@ def apply(model: Any) -> None:
     model.forward = MethodType(causal_lm_forward, model)
 
 
-def causal_lm_forward(self: Any, input_ids: Tensor, attention_mask: Tensor, labels: Tensor) -> Tensor:
+def causal_lm_forward(self: Any, input_ids: Tensor, attention_mask: Tensor, labels: Tensor, **images: Tensor) -> Tensor:
     """`cce_forward`, `apply_lce`."""
-    hidden_states = self.base()(input_ids, attention_mask=attention_mask)
+    outputs = self.base()(input_ids, attention_mask=attention_mask, **images)
+    hidden_states = first_of(outputs)
     head = self.output_embedding()
     weight = getattr(head, "base_layer", head).weight
     return self.divide_by_items(linear_cross_entropy(hidden_states, weight, labels))

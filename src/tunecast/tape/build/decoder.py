@@ -196,6 +196,8 @@ class SelfAttention(Module):
             return older.attention_forward(self, hidden_states, position_embeddings, attention_mask, position_ids)
         batch, length, _ = hidden_states.shape
         query_states, key_states, value_states = self.qkv(hidden_states, position_embeddings)
+        if self.machine.cache is not None:
+            key_states, value_states = self.machine.cache.update(key_states, value_states, self.window)
         attn_output, attn_weights = attention.attend(
             query_states, key_states, value_states, attention_mask, self.groups, self.dropout,
             position_ids=position_ids, window=self.window, softcap=self.softcap, eager=self.eager,
@@ -365,9 +367,9 @@ class Decoder(Module):
     def position_ids(self, length: int) -> Tensor:
         """The batch's own, or counted."""
         machine = self.machine
-        sequence = attention.sequence_of(machine)
-        if sequence is not None:
-            return sequence.position_ids
+        for own in (attention.sequence_of(machine), machine.cache):
+            if own is not None and own.position_ids is not None:
+                return own.position_ids
         position_ids = machine.run("arange", (), (length,), INT64)
         if machine.era.adds_positions:
             position_ids = position_ids + 0
@@ -421,6 +423,8 @@ class CausalLM(Module):
     logit_steps: Sequence[Callable[[Tensor], Tensor]] = ()
     """What is done to the logits before the loss; each result replaces the one before."""
     gives_logits = False
+    counts_labels = True  # transformers' `accepts_loss_kwargs`
+    towers: Any = staticmethod(tuple)  # none; models with any: tape/build/vision
     num_items_in_batch: Any = None
     cross_entropy: Any = staticmethod(F.cross_entropy)
 

@@ -19,7 +19,7 @@ from tunecast.records import replace
 from tunecast.tape.build.adapted_parameters import moved_names
 from tunecast.tape.build.adapters import MAMBA, USUAL_TARGETS
 from tunecast.tape.build.packed.choice import with_checkpoint_format
-from tunecast.tape.build.stacks import module_of
+from tunecast.tape.build.stacks import module_of, task_program
 
 DROPOUT = 0.05
 """TRL 1.16.0, ModelConfig.lora_dropout."""
@@ -47,6 +47,10 @@ def fill_in(job: Job, config: Mapping[str, Any], stored: str | None = None) -> J
         changes["weights_dtype"] = next(filter(None, named), "float32")
     if job.method != "full":
         changes["lora"] = _filled_lora(job, _model_type(config))
+    if job.vision.has_images and job.vision.pixels is None:
+        from tunecast.job.images import pixels_of  # few jobs have any
+
+        changes["vision"] = replace(job.vision, pixels=pixels_of(job.vision, config, job.seq_len))
     job = replace(job, **changes)
     return _with_own_ways(job)
 
@@ -64,14 +68,14 @@ def _with_own_ways(job: Job) -> Job:
 
 def _own_ways(job: Job) -> dict[str, Any]:
     """Fields that nobody wrote and this job's stack sets otherwise, by dotted name; none that are so already."""
-    rules = getattr(module_of(job.stack), "defaults", None)
+    rules = getattr(task_program(job), "defaults", None) or getattr(module_of(job.stack), "defaults", None)
     if rules is None:
         return {}
     values = job.flat()
     return {
         field: value
         for field, value in rules(job).items()
-        if values[field] != value and (field in FORCED or not job.is_given(field))
+        if values[field] != value and (field in FORCED or values[field] is None or not job.is_given(field))
     }
 
 
@@ -96,7 +100,8 @@ def _with_own_data(job: Job) -> Job:
 def _is_filled_in(job: Job) -> bool:
     lora = job.lora
     adapted = job.method == "full" or (lora.dropout is not None and lora.targets is not None)
-    return adapted and job.weights_dtype != "auto" and not _own_ways(job)
+    sized = not job.vision.has_images or job.vision.pixels is not None
+    return adapted and sized and job.weights_dtype != "auto" and not _own_ways(job)
 
 
 def has_own_dtype(job: Job) -> bool:

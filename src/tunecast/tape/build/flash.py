@@ -28,7 +28,7 @@ WIDEST_HEAD = 256
 
 def flash_attention(
     query: Tensor, key: Tensor, value: Tensor, dropout: float, window: int | None, softcap: float | None,
-    position_ids: Tensor | None,
+    position_ids: Tensor | None, causal: bool = True,
 ) -> Tensor:  # fmt: skip
     """`flash_attention_forward`: from [batch, heads, length, width] to [batch, length, heads, width]."""
     query = query.transpose(1, 2)
@@ -40,7 +40,7 @@ def flash_attention(
         raise Unsupported.at("attention", told)
     if value_width != width:
         value = F.pad(value, width - value_width)
-    out = attend(query, key, value, dropout, window, softcap, position_ids)
+    out = attend(query, key, value, dropout, window, softcap, position_ids, causal)
     return out[..., :value_width] if value_width != width else out
 
 
@@ -52,7 +52,7 @@ def taken_dtype(query: Tensor) -> Dtype:
 
 def attend(
     query: Tensor, key: Tensor, value: Tensor, dropout: float, window: int | None, softcap: float | None,
-    position_ids: Tensor | None,
+    position_ids: Tensor | None, causal: bool = True,
 ) -> Tensor:  # fmt: skip
     """`_flash_attention_forward`."""
     if query.dtype == FLOAT32:
@@ -62,7 +62,7 @@ def attend(
     if query.machine.era.drops_packing_answer:
         is_packed = None
     sides = (window - 1, window - 1) if window is not None and key.shape[1] > window else (-1, -1)
-    call = FlashCall(True, sides, dropout, softcap or 0.0)
+    call = FlashCall(causal, sides, dropout, softcap or 0.0)
     if query.machine.attention == "xformers":
         query.machine.guesses[XFORMERS_GUESSED] = None
     out = (attend_3 if query.machine.attention.endswith("3") else attend_2)(query, key, value, call)

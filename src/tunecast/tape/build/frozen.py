@@ -32,6 +32,28 @@ def freeze_others(job: Job, model: Any, trained: Collection[str]) -> None:
             change_dtype(tensor, FLOAT32)
 
 
+def freeze_parts(job: Job, model: Any) -> None:
+    """Of a model with a vision tower: all that is not of the parts that are trained."""
+    trained = trained_parts(job)
+    if trained is None or not model.towers():
+        return
+    for module in model.modules():
+        if model.part_of(module.path) not in trained:
+            for tensor in module.own.values():
+                tensor.requires_grad = False
+
+
+def trained_parts(job: Job) -> Collection[str] | None:
+    """None: all."""
+    return stack_of(job).trained_parts if job.vision.trained is None else job.vision.trained
+
+
+def is_adapted(job: Job, model: Any, layer: Any) -> bool:
+    """Whether a layer is of a part that gets adapters."""
+    trained = trained_parts(job)
+    return trained is None or not model.towers() or model.part_of(layer.path) in trained
+
+
 def widens(job: Job) -> bool:
     """Whether parameters that are trained become float32."""
     return stack_of(job).widens_trained and job.autocast is not None
@@ -64,4 +86,5 @@ def checkpointing_of(job: Job, layer: Any) -> tuple[bool, bool]:
 def embeddings_give_gradient(job: Job, era: Era) -> bool:
     """Whether recomputation makes the backward pass go through every layer, whatever is trained: transformers'
     `gradient_checkpointing_enable` does, in whose place LLaMA-Factory has its own."""
-    return job.trained is not None and era.gives_input_gradient and not stack_of(job).widens_trained
+    some = job.trained is not None or trained_parts(job) is not None
+    return some and era.gives_input_gradient and not stack_of(job).widens_trained

@@ -12,7 +12,8 @@ import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from math import isqrt
+from typing import TYPE_CHECKING, Any
 
 from tunecast.errors import TunecastError, Unsupported
 from tunecast.job.job import Job
@@ -35,10 +36,14 @@ from tunecast.tape.op import Tape
 from tunecast.tape.pattern import Pattern, Values
 from tunecast.tape.program import Program
 from tunecast.tape.schedule import NotRepeatable, scheduled
-from tunecast.tape.shorten import Standing, steps_of, steps_to_trace
+from tunecast.tape.shorten import Standing, cycle_of, steps_of, steps_to_trace
 from tunecast.tape.structure import SYMBOLS, JobRefusal, PaperRun, Structure
 from tunecast.tape.symbols import Guards, NumberNeeded
 
+if TYPE_CHECKING:
+    from tunecast.job.images import Pictures
+
+SQUARE = "images are taken to be square, {0} x {0} pixels as they reach the model; of each row they take {1} tokens"
 NO_ROWS = Program([], [], None, [], [], [0], [], [])
 SERVED_BY = {
     Contents.PROGRAM: (Contents.PROGRAM, Contents.BOTH),
@@ -265,6 +270,10 @@ def build(
         job, config, card, Detail(keeps_ops, priced_from, standing),
         masked=masked, padding=padding, evaluates=evaluates,
     )  # fmt: skip
+    if machine.pictures is not None:
+        from tunecast.job.images import require_room
+
+        require_room(job.vision, config, job.seq_len)
     if not evaluates:
         stack.train(job, config, lengths, machine)
     elif hasattr(stack, "evaluate"):
@@ -284,26 +293,41 @@ def paper_machine(job: Job, config: Mapping[str, Any], card: Card, detail: Detai
         era_of(job),
         ends=ends_of(config),
         kernels=job.kernels,
+        pictures=_pictures(job, config),
         **batches,
     )
     if hasattr(stack, "setup"):
         setup = stack.setup(job, setup)
     machine = Machine(card, setup, detail, partial(getattr(stack, "scheme", Scheme), job))
     machine.guesses.update(dict.fromkeys(beyond(stated(job))))
+    if setup.pictures is not None:
+        machine.assumptions[SQUARE.format(isqrt(job.vision.pixels or 0), setup.pictures.tokens)] = None
     return machine
+
+
+def _pictures(job: Job, config: Mapping[str, Any]) -> Pictures | None:
+    """What images each sample has."""
+    if not job.vision.has_images:
+        return None
+    from tunecast.job.images import processor_of  # few jobs have any
+
+    return processor_of(config).pictures(job.vision)
 
 
 def paper_run(request: BuildRequest, symbolic: BuildRequest | None = None) -> PaperRun:
     """`symbolic` is the same request with symbols in the place of its numbers; None: it is built of the numbers."""
     paper = symbolic or request
-    if request.contents is Contents.OPERATIONS:
-        return _run_in_order(paper, [paper.length] * 2, [0, 1])._replace(program=NO_ROWS)
     job = request.job
+    cycle = cycle_of(job)
+    if request.contents is Contents.OPERATIONS:
+        return _run_in_order(paper, [paper.length] * (cycle + 1), list(range(cycle + 1)))._replace(program=NO_ROWS)
     lengths, order = steps_to_trace(job)
     every, uniform = steps_of(job), len(set(lengths)) == 1
     if not job.lengths:
         lengths, every = [paper.length] * len(lengths), [paper.length] * len(every)
-    if uniform and not _settles_late(job):  # two are enough where what the first leaves dies as the second's
+    if (
+        uniform and cycle == 1 and not _settles_late(job)
+    ):  # two are enough where what the first leaves dies as the second's
         with contextlib.suppress(NotRepeatable):
             return _run_in_order(paper, lengths[:2], [0, *[1] * (len(order) - 1)])
     with contextlib.suppress(NotRepeatable):
@@ -336,8 +360,9 @@ def _run_in_order(request: BuildRequest, lengths: list[int], order: list[int]) -
         except NotRepeating:
             if standing is None:
                 raise
-    pattern = Pattern(tape, standing, guards, SYMBOLS) if keeps_ops else None
-    operations = None if pattern is None else Operations(pattern, tuple(lengths))
+    cycle = cycle_of(request.job)
+    pattern = Pattern(tape, standing, guards, SYMBOLS, several=cycle > 1) if keeps_ops else None
+    operations = None if pattern is None else Operations(pattern, tuple(lengths), cycle=cycle)
     return PaperRun(rows, tape.guesses, tape.assumptions, operations)
 
 

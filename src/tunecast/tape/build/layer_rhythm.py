@@ -123,11 +123,15 @@ def _kinds(model_of: ModelOf, config: str) -> tuple[Any, ...]:
     return () if model is None else tuple(_kind(layer) for layer in model.layers())
 
 
+PLACES = ("path", "index")
+"""What a module says of where it is among the others."""
+
+
 def _kind(module: Module) -> tuple[Any, ...]:
     plain = {
         name: value
         for name, value in vars(module).items()
-        if name != "path" and isinstance(value, (bool, int, float, str, type(None)))
+        if name not in PLACES and isinstance(value, (bool, int, float, str, type(None)))
     }
     return (
         type(module).__name__,

@@ -18,6 +18,7 @@ from tunecast.tape.build import functional as F
 from tunecast.tape.build.attention import sequence_of
 from tunecast.tape.build.autograd import Gradients, Node, finish, start
 from tunecast.tape.build.dtypes import BFLOAT16, BOOL, FLOAT16, FLOAT32, INT64
+from tunecast.tape.build.recompute import first_of
 from tunecast.tape.build.tensor import Tensor
 from tunecast.tape.symbols import ask, compute
 
@@ -91,9 +92,10 @@ def fused_mlp_forward(self: Any, x: Tensor) -> Tensor:
     return self.down_proj(glu(gate, up_states))
 
 
-def causal_lm_forward(self: Any, input_ids: Tensor, attention_mask: Tensor, labels: Tensor) -> Tensor:
+def causal_lm_forward(self: Any, input_ids: Tensor, attention_mask: Tensor, labels: Tensor, **images: Tensor) -> Tensor:
     """`lce_forward`: the loss without logits."""
-    hidden_states = self.base()(input_ids, attention_mask=attention_mask)
+    outputs = self.base()(input_ids, attention_mask=attention_mask, **images)
+    hidden_states = first_of(outputs)
     machine = self.machine
     weight = machine.scheme.read_by(self, self.output_embedding().weight)
     batch, length = labels.shape

@@ -30,6 +30,7 @@ from tunecast.tape.op import MANY, WAIT, Op
 from tunecast.tape.shorten import Standing
 
 if TYPE_CHECKING:
+    from tunecast.job.images import Pictures
     from tunecast.tape.build.autograd import Node
     from tunecast.tape.build.sharding.layers import Ends
     from tunecast.tape.build.sharding.scheme import Scheme
@@ -67,6 +68,8 @@ class Setup(NamedTuple):
     """Batches are evaluated on instead of trained on."""
     kernels: tuple[str, ...] = ()
     """Packages that are installed and whose kernels models take by themselves (`Job.kernels`)."""
+    pictures: Pictures | None = None
+    """What images each sample has; None: text alone."""
 
 
 class Detail(NamedTuple):
@@ -95,7 +98,8 @@ class Machine(HostNotes):
         super().__init__(detail.keeps_ops, detail.priced_from)
         self.card, self._scheme_of = card, scheme_of
         self.weights_dtype, self.attention, self.torch, self.era, self.reentrant = setup[:5]
-        self.ends, self.masked, self.packs, self.padding, self.evaluates, self.kernels = setup[5:]
+        self.ends, self.masked, self.packs, self.padding, self.evaluates, self.kernels = setup[5:11]
+        self.pictures = setup.pictures
         self.is_flash = is_flash(self.attention)
         """Attention draws no mask of all pairs."""
         self.standing = detail.standing
@@ -117,6 +121,8 @@ class Machine(HostNotes):
         """What the job says and the stack does otherwise, a sentence each."""
         self.rotary: Rotary | None = None
         """What a package of kernels puts in the place of the models' own rotation of queries and keys."""
+        self.cache: Any = None
+        """While a model runs with `use_cache`: the keys and values that its layers keep (`DynamicCache`)."""
         self.timed_kernels: set[Any] = set()
         """Compiled kernels that have run before."""
         self.kept: set[int] = set()
@@ -297,6 +303,28 @@ class Machine(HostNotes):
             yield
         finally:
             self.module = before
+
+    @contextlib.contextmanager
+    def loading_in(self, dtype: Dtype) -> Iterator[None]:
+        """Weights of another model than the trained one."""
+        before, self.weights_dtype = self.weights_dtype, dtype
+        try:
+            yield
+        finally:
+            self.weights_dtype = before
+
+    @contextlib.contextmanager
+    def held_by(self, scheme: Scheme) -> Iterator[None]:
+        """What runs is a model in this scheme's hands."""
+        before, self.scheme = self.scheme, scheme
+        try:
+            yield
+        finally:
+            self.scheme = before
+
+    def keep_ops(self, keeps: bool) -> None:
+        """Whether operations are written down, or memory alone from here on."""
+        self.keeps_ops = keeps
 
     @contextlib.contextmanager
     def on_stream(self, stream: int) -> Iterator[None]:

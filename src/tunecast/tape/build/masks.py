@@ -39,9 +39,25 @@ def causal_mask(
     if blocks is not None:
         pattern = or_(pattern, same_block(blocks))
     if machine.attention == "eager":
-        return eager_mask(attention_mask, inputs_embeds, pattern)
+        return eager_mask(attention_mask, inputs_embeds, pattern, window)
     traced = machine.graph is not None  # a compiler cannot see that all tokens are real (`is_tracing`)
-    return sdpa_mask(attention_mask, pattern, window, skip and blocks is None and not traced)
+    queries = None if machine.cache is None else inputs_embeds.shape[1]
+    return sdpa_mask(attention_mask, pattern, window, skip and blocks is None and not traced, queries)
+
+
+def window_of_blocks_mask(attention_mask: Tensor, inputs_embeds: Tensor, blocks: Tensor, window: int) -> Tensor | None:
+    """`create_causal_mask` with functions of its own for what is seen besides (`blocks`, from both sides) and what of
+    all that at most (a window): it is drawn by vmap (transformers/models/gemma3/modeling_gemma3.py,
+    `create_masks_for_vision_model`)."""
+    machine = inputs_embeds.machine
+    attention_mask = attention_mask.to(BOOL)
+    if machine.is_flash:
+        attention_mask.all()
+        return None
+    pattern = and_(or_(causal, same_block(blocks), by_vmap=True), within(window), by_vmap=True)
+    mask = sdpa_mask(attention_mask, pattern, None, skip=False, by_vmap=True)
+    assert mask is not None
+    return as_numbers(mask, inputs_embeds.dtype) if machine.attention == "eager" else mask
 
 
 def recurrent_mask(attention_mask: Tensor) -> Tensor | None:
@@ -93,10 +109,15 @@ def same_sequence(packed_sequence_mask: Tensor) -> Pattern:
     return pattern
 
 
-def sdpa_mask(padding_mask: Tensor, pattern: Pattern, window: int | None, skip: bool = True) -> Tensor | None:
+def sdpa_mask(
+    padding_mask: Tensor, pattern: Pattern, window: int | None, skip: bool = True, queries: int | None = None,
+    by_vmap: bool = False,
+) -> Tensor | None:  # fmt: skip
+    """`queries`: the last tokens, where keys of those before are kept."""
     machine = padding_mask.machine
     batch, length = padding_mask.shape
-    if skip and (window is None or length < window):
+    keys = length if queries is None else keys_kept(queries, length, window)
+    if skip and (window is None or keys < window):
         if machine.era.sums_mask:
             all_true = padding_mask.sum(range(2))
             all_true.eq(1)
@@ -104,31 +125,40 @@ def sdpa_mask(padding_mask: Tensor, pattern: Pattern, window: int | None, skip: 
             padding_mask.all()
         if not machine.masked:
             return None
-    return draw_mask(machine, batch, length, and_(pattern, padding(padding_mask)))
+    pattern = and_(pattern, padding(padding_mask), by_vmap=by_vmap)
+    return draw_mask(machine, batch, length if queries is None else queries, pattern, keys)
 
 
-def draw_mask(machine: Machine, batch: int, length: int, pattern: Pattern) -> Tensor:
+def keys_kept(queries: int, length: int, window: int | None) -> int:
+    """transformers/cache_utils.py, `get_mask_sizes`: of a layer with a window, its last tokens once it is full."""
+    return length if window is None or length - queries < window else window - 1 + queries
+
+
+def draw_mask(machine: Machine, batch: int, length: int, pattern: Pattern, keys: int | None = None) -> Tensor:
+    """Of `length` queries and as many keys, or so many."""
+    keys = length if keys is None else keys
     if not machine.era.adds_positions:  # made first, and counted up in place; `cache_position` is there already
         kv_arange = q_arange = machine.run("arange", (), (length,), INT64)
     batch_arange = machine.run("arange", (), (batch,), INT64)
     head_arange = machine.run("arange", (), (1,), INT64)
     if machine.era.adds_positions:
         q_arange = positions(machine, length)
-        kv_arange = positions(machine, length)
+        kv_arange = positions(machine, keys)
     attention_mask = pattern(
         batch_arange.view(batch, 1, 1, 1), head_arange.view(1, 1, 1, 1),
-        q_arange.view(1, 1, length, 1), kv_arange.view(1, 1, 1, length),
+        q_arange.view(1, 1, length, 1), kv_arange.view(1, 1, 1, keys),
     )  # fmt: skip
-    return attention_mask.expand(batch, 1, length, length)
+    return attention_mask.expand(batch, 1, length, keys)
 
 
 def positions(machine: Machine, length: int) -> Tensor:
     return machine.run("arange", (), (length,), INT64) + 0
 
 
-def eager_mask(padding_mask: Tensor, inputs_embeds: Tensor, pattern: Pattern) -> Tensor:
+def eager_mask(padding_mask: Tensor, inputs_embeds: Tensor, pattern: Pattern, window: int | None = None) -> Tensor:
     """The same, as 0 and the lowest number."""
-    mask = sdpa_mask(padding_mask, pattern, None, skip=False)
+    queries = None if padding_mask.machine.cache is None else inputs_embeds.shape[1]
+    mask = sdpa_mask(padding_mask, pattern, window, skip=False, queries=queries)
     assert mask is not None
     return as_numbers(mask, inputs_embeds.dtype)
 
@@ -174,9 +204,9 @@ def look_up(table: Tensor, batch_idx: Tensor, idx: Tensor) -> Tensor:
     return table.machine.run("index", (table, batch_idx, idx), shape, table.dtype, args=(table, [batch_idx, idx]))
 
 
-def or_(*patterns: Pattern) -> Pattern:
+def or_(*patterns: Pattern, by_vmap: bool = False) -> Pattern:
     def either(batch_idx: Tensor, head_idx: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-        result = q_idx.machine.run("new_zeros", (), (), BOOL)
+        result = q_idx.machine.run("new_zeros", (), q_idx.shape if by_vmap else (), BOOL)
         for pattern in patterns:
             result = result | pattern(batch_idx, head_idx, q_idx, kv_idx)
         return result
@@ -184,10 +214,12 @@ def or_(*patterns: Pattern) -> Pattern:
     return either
 
 
-def and_(*patterns: Pattern) -> Pattern:
+def and_(*patterns: Pattern, by_vmap: bool = False) -> Pattern:
+    """`by_vmap`: each number is computed by itself, as far as the code is concerned (`use_vmap`)."""
+
     def both(batch_idx: Tensor, head_idx: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         machine = q_idx.machine
-        under_vmap = not machine.era.adds_positions  # there a number is one a query
+        under_vmap = by_vmap or not machine.era.adds_positions  # there a number is one a query
         result = machine.run("new_ones", (), q_idx.shape if under_vmap else (), BOOL)
         for pattern in patterns:
             result = result & pattern(batch_idx, head_idx, q_idx, kv_idx)

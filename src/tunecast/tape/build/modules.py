@@ -193,6 +193,10 @@ def relu_squared(x: Tensor) -> Tensor:
     return relu_applied.pow(2)
 
 
+def quick_gelu(x: Tensor) -> Tensor:
+    return x * (1.702 * x).sigmoid()
+
+
 def sqrt_softplus(x: Tensor) -> Tensor:
     return F.softplus(x).sqrt()
 
@@ -200,7 +204,7 @@ def sqrt_softplus(x: Tensor) -> Tensor:
 ACTIVATIONS: dict[str, Any] = {
     "silu": F.silu, "swish": F.silu, "gelu": F.gelu, "gelu_pytorch_tanh": F.gelu, "relu": F.relu,
     "gelu_new": F.gelu_new, "gelu_fast": F.gelu_fast, "relu2": relu_squared,
-    "sqrtsoftplus": sqrt_softplus,
+    "sqrtsoftplus": sqrt_softplus, "quick_gelu": quick_gelu,
 }  # fmt: skip
 """transformers/activations.py."""
 

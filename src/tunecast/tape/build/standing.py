@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import TypeVar
 
+from tunecast.tape.layers import TOWERS
 from tunecast.tape.shorten import Standing
 
 One = TypeVar("One")
@@ -14,8 +15,11 @@ One = TypeVar("One")
 
 @lru_cache(maxsize=100_000)
 def layer_number(module: str) -> int:
-    """The first number in a module's name; -1 outside the layers."""
-    return next((int(part) for part in module.split(".") if part.isdecimal()), -1)
+    """The first number in a module's name; -1 outside the language model's layers."""
+    parts = module.split(".")
+    if not TOWERS.isdisjoint(parts):
+        return -1
+    return next((int(part) for part in parts if part.isdecimal()), -1)
 
 
 @lru_cache(maxsize=64)

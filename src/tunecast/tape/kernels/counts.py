@@ -14,5 +14,5 @@ SEVERAL = {
     "_scaled_dot_product_efficient_attention_backward": 3, "flash_attn::bwd": 3, "flash_attn_3::bwd": 3,
     "te::fused_attn_bwd": 3,
     "sort": 6, "topk": 4, "histc": 3, "cumsum": 2, "nonzero": 4, "argwhere": 5, "embedding_dense_backward": 10,
-    "index_put": 9,
+    "index_put": 9, "multinomial": 12,
 }  # fmt: skip

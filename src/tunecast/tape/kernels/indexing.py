@@ -83,8 +83,20 @@ def scatter_of_gradient(call: KernelCall, script: Script) -> None:
         script.make(*range(len(call.outputs)))
 
 
+def joined_flags(call: KernelCall, script: Script) -> None:
+    """The same of flags that say what `clamp` left as it was: the first of them are written over, and stay until all is
+    done (torch/csrc/autograd/FunctionsManual.cpp, `clamp_backward`)."""
+    if not call.by_engine:
+        script.make(0)
+
+
 def index_put(call: KernelCall, script: Script) -> None:
-    scatter_of_gradient(call, script)
+    """What is added up is a gather's gradient. The gradient of what was put into a tensor is copied, and zeros put into
+    the copy (tools/autograd/derivatives.yaml, `index_put`)."""
+    if call.argument(3, "accumulate", False):
+        scatter_of_gradient(call, script)
+    else:
+        script.make(0)
     index_put_in_place(call, script)
 
 
@@ -227,22 +239,45 @@ def cumulative_sum(call: KernelCall, script: Script) -> None:
 
 
 def masked_scatter(call: KernelCall, script: Script) -> None:
-    """Positions of the source by a scan of the mask (aten/src/ATen/native/cuda/IndexKernel.cpp)."""
-    mask = call.args[1]
+    """Positions of the source by a scan of the mask, which is copied to the tensor's own shape where it has another
+    (aten/src/ATen/native/cuda/IndexKernel.cpp, `masked_scatter__cuda`; IndexKernel.cu,
+    `launch_masked_scatter_kernel`)."""
+    tensor, mask = call.args[:2]
     scatter_of_gradient(call, script)
-    script.borrow(call.args[0].numel() * INDEX_BYTES)
-    script.borrow(0 if mask.is_contiguous() else mask.numel())
-    script.touch(cub.scan(call.args[0].numel(), INDEX_BYTES))
+    script.borrow(tensor.numel() * INDEX_BYTES)
+    script.borrow(0 if _covers(mask, tensor) else tensor.numel())
+    script.touch(cub.scan(tensor.numel(), INDEX_BYTES))
+
+
+def masked_scatter_backward(call: KernelCall, script: Script) -> None:
+    """What the mask selects of the gradient: an index by the positions of all that it covers, one number for each
+    dimension (aten/src/ATen/native/TensorAdvancedIndexing.cpp, `masked_scatter_backward_symint`; cuda/IndexKernel.cpp,
+    `masked_select_out_cuda_impl`)."""
+    gradient, mask = call.args[:2]
+    copy = script.borrow(0 if _covers(mask, gradient) else gradient.numel())
+    count = script.borrow(4)
+    script.touch(cub.reduce_to_int(gradient.numel(), call.card))
+    positions = script.borrow(call.outputs[0].numel() * gradient.dim() * INDEX_BYTES)
+    script.touch(cub.select(gradient.numel()))
+    script.give_back(count, copy)
+    script.make(0)
+    script.give_back(positions)
+
+
+def _covers(mask: Shaped, tensor: Shaped) -> bool:
+    """One flag for each element, in order."""
+    return mask.is_contiguous() and mask.dim() == tensor.dim() and mask.numel() == tensor.numel()
 
 
 RULES: dict[str, Rule] = {
     "aten::embedding_dense_backward": embedding_backward, "aten::nonzero": nonzero,
     "aten::index_put": index_put, "aten::index_put_": index_put_in_place, "aten::_index_put_impl_": index_put_in_place,
     "aten::scatter": scatter_of_gradient, "aten::scatter_add": scatter_of_gradient,
-    "aten::index_add": scatter_of_gradient,
+    "aten::index_add": scatter_of_gradient, "aten::logical_and": joined_flags,
     "aten::sort": sort, "aten::topk": top_k, "aten::cumsum": cumulative_sum,
-    "aten::masked_scatter": masked_scatter,
+    "aten::masked_scatter": masked_scatter, "aten::masked_scatter_backward": masked_scatter_backward,
 }  # fmt: skip
 IN_PLACE_IN_BACKWARD = frozenset({
     "aten::index_put", "aten::scatter", "aten::scatter_add", "aten::index_add", "aten::masked_scatter",
+    "aten::logical_and",
 })  # fmt: skip

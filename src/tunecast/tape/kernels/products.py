@@ -88,6 +88,15 @@ def convolution_backward(call: KernelCall, script: Script) -> None:
     script.give_back(copy)
 
 
+def columns(call: KernelCall, script: Script) -> None:
+    """An image that is not contiguous is copied (aten/src/ATen/native/cuda/Im2Col.cu, `im2col_out_cuda_template`;
+    Col2Im.cu, `col2im_out_cuda_template`)."""
+    tensor = call.args[0]
+    copy = script.borrow(0 if tensor.is_contiguous() else nbytes(tensor))
+    script.make(0)
+    script.give_back(copy)
+
+
 def _depthwise(call: KernelCall, groups_place: int) -> bool:
     groups: int = call.args[groups_place]
     return groups > 1
@@ -98,5 +107,6 @@ RULES: dict[str, Rule] = {
     "aten::addmm": matrix_product(1), "aten::baddbmm": matrix_product(1), "aten::_grouped_mm": grouped_product,
     "aten::_softmax_backward_data": softmax_backward, "aten::_safe_softmax": safe_softmax,
     "aten::native_dropout": dropout,
+    "aten::im2col": columns, "aten::col2im": columns,
     "aten::convolution": convolution, "aten::convolution_backward": convolution_backward,
 }  # fmt: skip

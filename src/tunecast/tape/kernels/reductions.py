@@ -120,6 +120,28 @@ def mean_squared_error(call: KernelCall, script: Script) -> None:
 
 _SUM, _OWN, _PAIR = rule(opmath_bytes, casts=True), rule(own_bytes), rule(pair_bytes, vector=2)
 
+
+def multinomial(call: KernelCall, script: Script) -> None:
+    """One draw a row (aten/src/ATen/native/Distributions.cpp, `multinomial_out`): weights are checked by three
+    reductions, each read by the host, then divided by numbers drawn for each of them, of which the largest counts."""
+    weights = call.args[0]
+    every, words = range(weights.dim()), weights.shape[-1]
+    script.make(0)
+    checked = []
+    for _ in ("max", "min"):
+        checked.append(script.borrow(weights.element_size()))
+        reduce(script, call.card, of(weights), tuple(every), own_bytes(weights.dtype), weights.element_size())
+        checked.append(script.borrow(1))
+    script.give_back(script.borrow(1), *reversed(checked))
+    rows = weights.numel() // words
+    sums = script.borrow(rows * weights.element_size())
+    reduce(script, call.card, of(weights), (weights.dim() - 1,), opmath_bytes(weights.dtype), weights.element_size())
+    flags, count = script.borrow(rows), script.borrow(8)
+    script.give_back(script.borrow(rows * 8), count, flags, sums)
+    script.borrow(nbytes(weights))
+    reduce(script, call.card, of(weights), (weights.dim() - 1,), pair_bytes(weights.dtype), 8)
+
+
 RULES: dict[str, Rule] = {
     "aten::sum": _SUM, "aten::mean": _SUM, "aten::prod": _SUM, "aten::nansum": _SUM,
     "aten::amax": _OWN, "aten::amin": _OWN, "aten::any": _OWN, "aten::all": _OWN,
@@ -130,4 +152,5 @@ RULES: dict[str, Rule] = {
     "aten::native_layer_norm": layer_norm, "aten::native_layer_norm_backward": layer_norm_backward,
     "aten::_fused_rms_norm": layer_norm, "aten::_fused_rms_norm_backward": layer_norm_backward,
     "aten::logsumexp": log_sum_exp, "aten::count_nonzero": count_nonzero, "aten::mse_loss": mean_squared_error,
+    "aten::multinomial": multinomial,
 }  # fmt: skip

@@ -59,9 +59,16 @@ def make_tensors_on_the_host() -> None:
             device = _default_device() if device is None else device
             if device is None or torch.device(device).type != "cuda" or isinstance(data, torch.Tensor):
                 return make(data, *args, device=device, **kwargs)
-            return make(data, *args, device="cpu", **kwargs).to(device)
+            return make(_plain(data), *args, device="cpu", **kwargs).to(device)
 
         setattr(torch, name, on_host)
+
+
+def _plain(data: Any) -> Any:
+    """Tensors of one number in a list are read one after the other, wherever they are."""
+    if isinstance(data, (list, tuple)):
+        return [_plain(each) for each in data]
+    return data.item() if isinstance(data, torch.Tensor) and data.dim() == 0 else data
 
 
 def _default_device() -> torch.device | None:

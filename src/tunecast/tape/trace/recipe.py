@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from tunecast.errors import UsageError
+from tunecast.errors import Unsupported, UsageError
 from tunecast.job.job import Job
 from tunecast.job.kernels import INSTALLED, LIGER_PARTS, liger_parts
 from tunecast.job.releases import minor
@@ -29,6 +29,9 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], recorder: Recorder) -> None:
     """Build the model of `config` on the card and take one optimizer step for each of `lengths`."""
     job = fill_in(job, config)
+    if job.vision.has_images or job.vision.trained is not None:
+        told = "the traced engine's own program makes no images, and freezes no parts. To fix: --engine built, or trace"
+        raise Unsupported.at("vision", f"{told} your own script, `tunecast trace -- train.py`")
     torch.zeros(1, device="cuda")  # every program touches the card before it loads; the cache keeps that segment
     model = build(job, config)
     model.train()
@@ -94,7 +97,7 @@ def take_steps(job: Job, model: Any, lengths: Sequence[int], recorder: Recorder)
 
 
 def build(job: Job, raw: Mapping[str, Any]) -> Any:
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
     take_kernels(job)
     raw = without_dtype(raw)
@@ -107,23 +110,26 @@ def build(job: Job, raw: Mapping[str, Any]) -> Any:
     attention: str | None = job.attention
     dtype = DTYPES[job.weights_dtype]
     # this imports the model's code: constants it makes belong on the host
-    kind = AutoModelForCausalLM._model_mapping[type(config)]
+    auto: Any = AutoModelForCausalLM
+    if type(config) not in auto._model_mapping:  # models with eyes that have no class for text alone
+        auto = AutoModelForImageTextToText
+    kind = auto._model_mapping[type(config)]
     if attention == "sdpa" and not getattr(kind, "_supports_sdpa", True):
         attention = "eager"  # which transformers takes by itself for models without sdpa
     elif attention == "sdpa" and getattr(config, "audio_config", None) is not None:
         attention = None  # sdpa for all parts but Gemma 4's audio tower, which refuses it
     if job.quantization.format is not None:
         with default_dtype(dtype), torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
+            model = auto.from_config(config, attn_implementation=attention)
         quantize(job, model, dtype)
     else:
         with default_dtype(dtype), torch.device("cuda"), no_initialisation():
-            model = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
+            model = auto.from_config(config, attn_implementation=attention)
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.normal_(0, 0.02) if parameter.dim() > 1 else parameter.fill_(1)
     widen_kept(model)
-    if text.tie_word_embeddings:
+    if getattr(text, "tie_word_embeddings", config.tie_word_embeddings):
         model.tie_weights()
     parts = liger_parts(job)
     if parts:

@@ -111,7 +111,7 @@ class Recorder(Ledger, TorchDispatchMode):
         if on_card and name == "aten::index" and any(i is not None and i.dtype in MASKS for i in args[1]):
             args = (args[0], self.values.indices_of_masks(args[1], self))
         try:
-            out = func(*args, **kwargs)
+            out = func(*(map(in_order, args) if name in GIVES_IN_ORDER else args), **kwargs)
         except (DynamicOutputShapeException, DataDependentOutputException):
             known = self._output_by_value(name, args, inputs, known)
             out = self.values.as_fake(known, inputs[0].device)
@@ -248,6 +248,9 @@ BETWEEN_ENGINE_AND_US = {
 }
 MASKS = (torch.bool, torch.uint8)
 ALWAYS_WORK = {"aten::copy_", "aten::_foreach_copy_"}
+GIVES_IN_ORDER = frozenset({"aten::native_layer_norm_backward"})
+"""Kernels that copy what is not contiguous and make contiguous results, where a shape-only kernel lays them out as what
+it was given (aten/src/ATen/native/cuda/layer_norm_kernel.cu, `layer_norm_backward_cuda`)."""
 ANSWERS: Mapping[str, Callable[[Recorder, Any], Any]] = {
     "aten::_local_scalar_dense": lambda recorder, tensor: recorder.values.item(tensor, recorder),
     "aten::is_nonzero": lambda recorder, tensor: bool(recorder.values.item(tensor, recorder)),
@@ -256,6 +259,10 @@ ANSWERS: Mapping[str, Callable[[Recorder, Any], Any]] = {
     "aten::pin_memory": lambda recorder, tensor: tensor,
 }
 """Operations that run no kernel: their answer, of the first argument."""
+
+
+def in_order(value: Any) -> Any:
+    return value.contiguous() if isinstance(value, torch.Tensor) else value
 
 
 def tensors_in(value: Any) -> list[torch.Tensor]:

@@ -170,6 +170,15 @@ class Scopes:
             self._steps_in_parts = False
         self.steps_done += 1
 
+    @contextlib.contextmanager
+    def generating(self) -> Iterator[None]:
+        """The model writes completions; what follows, until it trains, scores them."""
+        self.phase = Phase.GENERATE
+        if not self._step_is_marked:
+            self.step = self.steps_done
+        yield
+        self.phase = Phase.SCORE
+
     # ------------------------------------------------------------------ questions
 
     def current(self) -> str | None:

@@ -8,9 +8,11 @@ guessed, and every guess is written down.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,6 +30,7 @@ MOST_INTEGERS = 1 << 22
 MOST_FLOATS = 1 << 16
 CONSTANTS = {"aten::ones_like": 1, "aten::zeros_like": 0}
 MADE_FROM_NOTHING = ("aten::arange",)
+CHOICES = ("aten::multinomial", "aten::argmax")
 EMPTY = ("aten::empty", "aten::empty_strided", "aten::new_empty")
 BALANCED = "tokens are taken to be spread evenly over a router's experts"
 TRACER_FILES = ("recorder.py", "values.py")
@@ -37,6 +40,8 @@ class KnownValues:
     def __init__(self, assumptions: Counter[str]) -> None:
         self._assumptions = assumptions
         self.chance = Chance(assumptions)
+        self._next_token: int | None = None
+        """While a model generates: what it draws from scores that nobody knows."""
 
     def evaluate(self, func: Any, args: Any, kwargs: dict[str, Any], inputs: list[torch.Tensor]) -> Any:
         """The real result where every input is known and it is small; else None."""
@@ -99,6 +104,18 @@ class KnownValues:
                     choices = torch.arange(indices.numel()) % args[0].shape[-1]
                     indices._tunecast_known = choices.view(indices.shape)  # type: ignore[attr-defined]
                     indices._tunecast_known._tunecast_guess = BALANCED  # type: ignore[attr-defined]
+
+        if name in CHOICES and self._next_token is not None and known(out) is None:
+            with _disable_current_modes():
+                out._tunecast_known = torch.full(tuple(out.shape), self._next_token)
+
+    @contextlib.contextmanager
+    def drawing(self, token: int) -> Iterator[None]:
+        before, self._next_token = self._next_token, token
+        try:
+            yield
+        finally:
+            self._next_token = before
 
     def item(self, tensor: torch.Tensor, recorder: Recorder) -> Any:
         self.relied_on(tensor, recorder)

@@ -25,6 +25,7 @@ from ulysses_cases import CASES, LENGTHS
 
 from tunecast.job import job_from_dict
 from tunecast.job.job import Job
+from tunecast.tape.build.fill_in import fill_in
 from tunecast.tape.card import Card
 from tunecast.tape.op import Event, Op
 
@@ -53,7 +54,7 @@ def main() -> None:
         for name, (values, config) in CASES.items():
             gc.collect()
             recorder.forget_all()
-            job = job_from_dict(values)
+            job = fill_in(job_from_dict(values), config)
             dist.init_process_group("nccl", rank=0, world_size=job.hardware.gpus)
             deepspeed.comm.init_distributed("nccl", auto_mpi_discovery=False, verbose=False)
             train(job, config, recorder)

@@ -16,6 +16,14 @@ from collections.abc import Mapping, Sequence
 from tunecast.job.recipes.cards import is_count
 from tunecast.job.recipes.document import Document, leaves
 from tunecast.job.recipes.draft import Draft, Keys
+from tunecast.job.recipes.frameworks import automodel_images
+from tunecast.job.recipes.frameworks.automodel_images import (
+    VISION_MODEL,
+    VISION_RECIPE,
+    take_images,
+    take_rows_with_images,
+    trains_on_images,
+)
 from tunecast.job.recipes.frameworks.automodel_inline import GPT2_POSITIONS, inline_model, is_as_bundled
 from tunecast.job.recipes.frameworks.automodel_parallel import (
     class_name,
@@ -58,7 +66,6 @@ _DISTILLATION = ("distillation", "a teacher's logits stand beside the model's ow
 _DIFFUSION = ("diffusion", "images or videos are made of noise")
 _DIFFUSION_TEXT = ("diffusion language model", "masked tokens are told at once, not the next one")
 OTHER_RECIPES: Mapping[str, tuple[str, str]] = {
-    "FinetuneRecipeForVLM": _VISION,
     "FinetuneRecipeForMultimodal": _VISION,
     "PretrainRecipeForMultimodal": _VISION,
     "KnowledgeDistillationRecipeForVLM": _DISTILLATION,
@@ -80,7 +87,7 @@ OTHER_RECIPES: Mapping[str, tuple[str, str]] = {
 }  # fmt: skip
 """Classes of nemo_automodel/recipes that train for something else."""
 OTHER_MODELS: Mapping[str, tuple[str, str]] = {
-    "NeMoAutoModelForImageTextToText": _VISION,
+    VISION_MODEL: _VISION,
     "NeMoAutoModelForMultimodalLM": _VISION,
     "NeMoAutoModelForTextToWaveform": _VISION,
     "NeMoAutoModelForSeq2SeqLM": ("sequence to sequence", "the model has an encoder"),
@@ -88,6 +95,7 @@ OTHER_MODELS: Mapping[str, tuple[str, str]] = {
     "NeMoAutoModelBiEncoder": _RETRIEVAL,
     "NeMoAutoModelCrossEncoder": ("reranker", "a head scores pairs of texts"),
     "NeMoAutoDiffusionPipeline": _DIFFUSION,
+    "Gemma4WithDrafter": _SPECULATIVE,
 }
 """What `model._target_` may name; the recipe's class need not say it."""
 OTHER_SECTIONS: Mapping[str, tuple[str, str]] = {
@@ -144,8 +152,11 @@ SHAPE_UNCHANGED = frozenset(
 """Of `model.config`: what moves no size, or is read by itself."""
 
 
+OWN_RECIPES = frozenset({NEXT_TOKEN, BENCHMARK, VISION_RECIPE, *OTHER_RECIPES})
+
+
 def recognises(document: Document) -> bool:
-    if class_name(document.get("recipe"), document.get("recipe._target_")) in {NEXT_TOKEN, BENCHMARK, *OTHER_RECIPES}:
+    if class_name(document.get("recipe"), document.get("recipe._target_")) in OWN_RECIPES:
         return True
     targets = (document.get(f"{name}._target_") for name in OWN_SECTIONS)
     own = any(isinstance(target, str) and target.startswith("nemo_automodel.") for target in targets)
@@ -177,13 +188,19 @@ def invocation(words: Sequence[str]) -> Invocation | None:
 
 def calls_automodel(program: str) -> bool:
     """The command, its module, or a script of its examples: examples/llm_finetune/finetune.py."""
-    return program.rpartition("/")[2] == "automodel" or any(part in program for part in ("nemo_automodel", "/llm_"))
+    return program.rpartition("/")[2] == "automodel" or any(
+        part in program for part in ("nemo_automodel", "/llm_", "/vlm_finetune")
+    )
 
 
 def read(draft: Draft, request: ReadRequest) -> None:
-    keys = draft.keys(resolved(request.document), WITHOUT_EFFECT)
+    document = resolved(request.document)
+    sees = trains_on_images(document, factory(document.get("model._target_")))
+    keys = draft.keys(document, (*WITHOUT_EFFECT, *automodel_images.WITHOUT_EFFECT) if sees else WITHOUT_EFFECT)
     draft.put("stack", "automodel", keys, "recipe", "model._target_")
-    take_task(draft, keys)
+    take_task(draft, keys, sees)
+    if sees:
+        take_images(draft, keys)
     take_model(draft, keys)
     take_adapter(draft, keys)
     take_rows(draft, keys)
@@ -205,16 +222,20 @@ def factory(path: object) -> str:
 # ------------------------------------------------------------------------------------------------ what is trained
 
 
-def take_task(draft: Draft, keys: Keys) -> None:
+def take_task(draft: Draft, keys: Keys, sees: bool) -> None:
+    """`sees`: on images, whose recipe has a model and a section of its own."""
     recipe = class_name(keys.get("recipe"), keys.get("recipe._target_"))
-    other = OTHER_RECIPES.get(recipe) or OTHER_MODELS.get(factory(keys.document.get("model._target_")))
+    own = (VISION_MODEL, "processor") if sees else ()
+    model = factory(keys.document.get("model._target_"))
+    other = OTHER_RECIPES.get(recipe) or (None if model in own else OTHER_MODELS.get(model))
     if other is None and recipe != NEXT_TOKEN:
-        other = next((what for name, what in OTHER_SECTIONS.items() if keys.document.get(name) is not None), None)
+        sections = (name for name in OTHER_SECTIONS if name not in own and keys.document.get(name) is not None)
+        other = next((OTHER_SECTIONS[name] for name in sections), None)
     if other is None and keys.get("qat.enabled") is True:
         other = ("QAT", "weights are rounded while they are trained")
     if other is not None:
         draft.refuse(*other)
-    elif recipe not in ("", NEXT_TOKEN, BENCHMARK):
+    elif recipe not in ("", NEXT_TOKEN, BENCHMARK, VISION_RECIPE):
         draft.refuse(recipe[:60], "a recipe that is not known here")
     if class_name(keys.document.get("dataset._target_")) in PRETRAINING:
         draft.put("task", "pretrain", keys, "dataset._target_")
@@ -243,7 +264,8 @@ def take_model(draft: Draft, keys: Keys) -> None:
     for name in ("model.num_nextn_predict_layers", "model.config.num_nextn_predict_layers"):
         if is_count(keys.get(name)):
             draft.not_modelled(keys, name, "layers that predict further tokens are left out")
-    if any(value is True for _, value in leaves(keys.get("freeze_config"))):
+    sees = "vision.images" in draft.fields
+    if not sees and any(value is True for _, value in leaves(keys.get("freeze_config"))):
         draft.not_modelled(keys, "freeze_config", "all parts are taken to be trained")
 
 
@@ -348,6 +370,24 @@ def texts(given: object) -> list[str]:
 
 
 def take_rows(draft: Draft, keys: Keys) -> None:
+    if "vision.images" in draft.fields:
+        take_rows_with_images(draft, keys)
+    else:
+        take_rows_of_text(draft, keys)
+    limit = ("dataset.limit_dataset_samples", "dataset.num_samples_limit", "dataset.num_samples")
+    take_samples(draft, keys, "data.samples", "dataset.split", limit)
+    if any(name.startswith("validation_dataset") for name in keys.document.tree):
+        limits = ("validation_dataset.limit_dataset_samples", "validation_dataset.num_samples_limit")
+        take_samples(draft, keys, "data.eval_samples", "validation_dataset.split", limits)
+    draft.take("data.workers", keys, "dataloader.num_workers")
+    draft.assume("data.workers", 0)
+    draft.take("data.group_by_length", keys, "dataloader.group_by_length")
+    draft.take("data.drop_last", keys, "dataloader.drop_last")
+    draft.take("data.seed", keys, "seed", "rng.seed")
+    draft.assume("data.seed", 42)
+
+
+def take_rows_of_text(draft: Draft, keys: Keys) -> None:
     packed = keys.get("packed_sequence.packed_sequence_size", "packed_sequence.pack_size")
     if packed is not None and packed != 0:
         draft.put("seq_len", packed, keys, "packed_sequence.packed_sequence_size", "packed_sequence.pack_size")
@@ -361,17 +401,6 @@ def take_rows(draft: Draft, keys: Keys) -> None:
         )
     draft.assume("seq_len", 1024, "tunecast: nothing is cut, so that rows are as long as the data's")
     draft.assume("data.packing", False)
-    limit = ("dataset.limit_dataset_samples", "dataset.num_samples_limit", "dataset.num_samples")
-    take_samples(draft, keys, "data.samples", "dataset.split", limit)
-    if any(name.startswith("validation_dataset") for name in keys.document.tree):
-        limits = ("validation_dataset.limit_dataset_samples", "validation_dataset.num_samples_limit")
-        take_samples(draft, keys, "data.eval_samples", "validation_dataset.split", limits)
-    draft.take("data.workers", keys, "dataloader.num_workers")
-    draft.assume("data.workers", 0)
-    draft.take("data.group_by_length", keys, "dataloader.group_by_length")
-    draft.take("data.drop_last", keys, "dataloader.drop_last")
-    draft.take("data.seed", keys, "seed", "rng.seed")
-    draft.assume("data.seed", 42)
 
 
 def take_samples(draft: Draft, keys: Keys, field: str, split: str, limits: tuple[str, ...]) -> None:

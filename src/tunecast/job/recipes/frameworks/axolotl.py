@@ -13,12 +13,13 @@ from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
+from tunecast.job.names import LANGUAGE
 from tunecast.job.recipes.document import Document
 from tunecast.job.recipes.draft import Draft, Keys
+from tunecast.job.recipes.frameworks import axolotl_keys
 from tunecast.job.recipes.frameworks.axolotl_cards import take_kernels, take_mesh, take_sharing
 from tunecast.job.recipes.frameworks.axolotl_keys import (
     ATTENTION_FLAGS,
-    DEFAULTS,
     LIKE_ADAMW,
     NAME,
     NEAREST_ATTENTION,
@@ -29,7 +30,6 @@ from tunecast.job.recipes.frameworks.axolotl_keys import (
     PLUGINS_REPORTED,
     RELEASE,
     REPORTED,
-    TASKS,
     WITHOUT_EFFECT,
     assume_default,
     attention_packs,
@@ -38,12 +38,16 @@ from tunecast.job.recipes.frameworks.axolotl_keys import (
 )  # fmt: skip
 from tunecast.job.recipes.frameworks.axolotl_method import take_method, take_unfrozen
 from tunecast.job.recipes.frameworks.axolotl_run import take_run
+from tunecast.job.recipes.frameworks.axolotl_tasks import DEFAULTS as TASK_DEFAULTS
+from tunecast.job.recipes.frameworks.axolotl_tasks import WORDS as TASK_WORDS
+from tunecast.job.recipes.frameworks.axolotl_tasks import take_task, take_task_keys
 from tunecast.job.recipes.request import Invocation, ReadRequest
 from tunecast.job.recipes.values import switch, whole, word
 from tunecast.job.recipes.words import Word, flags_of
 
 __all__ = ["DATA", "DEFAULTS", "NAME", "RELEASE", "WITHOUT_EFFECT", "WORDS", "invocation", "read", "recognises"]
 
+DEFAULTS = {**axolotl_keys.DEFAULTS, **TASK_DEFAULTS}
 CLOUD_KEYS = ("provider", "secrets", "volumes", "dockerfile_commands")
 """axolotl/cli/cloud/modal_.py, axolotl/cli/cloud/baseten/__init__.py."""
 DATA = ("datasets.*.path", "datasets.*.data_files", "pretraining_dataset.*.path")
@@ -69,6 +73,7 @@ WORDS: Mapping[str, Any] = {
         if "liger" in kernels
         else None
     ),
+    **TASK_WORDS,
 }
 """Keys that say a field, where a file is to be changed."""
 
@@ -117,6 +122,7 @@ def read(draft: Draft, request: ReadRequest) -> None:
     take_sharing(draft, keys, request)
     take_mesh(draft, keys)
     take_kernels(draft, keys)
+    take_task_keys(draft, keys)
     if is_on(keys.document.get("gemma4_hybrid_attn_impl")):  # heads of 512, which flash-attn has no kernel for
         draft.put("attention", "sdpa", keys, "gemma4_hybrid_attn_impl")
     draft.assume("allocator", "expandable_segments")
@@ -136,37 +142,6 @@ def take_model(draft: Draft, keys: Keys, request: ReadRequest) -> None:
     if quantised is not None and not is_on(keys.get("model_quantization_config_kwargs.dequantize")):
         draft.not_modelled(keys, "model_quantization_config", "the format that the checkpoint's weights are loaded in")
     keys.ignore("model_quantization_config_kwargs")
-
-
-def take_task(draft: Draft, keys: Keys) -> None:
-    kind, model_type = word(keys.get("rl")), word(keys.document.get("model_type"))
-    if kind in TASKS:
-        draft.put("task", TASKS[kind], keys, "rl")
-    elif kind:
-        draft.refuse(kind, "a task that is not modelled")
-    elif is_on(keys.get("reward_model")):
-        draft.put("task", "reward", keys, "reward_model")
-    elif is_on(keys.get("process_reward_model")):
-        draft.refuse("process reward model", "each step of an answer is classified")
-    elif "classification" in model_type or whole(keys.get("num_labels")):
-        draft.refuse("classification", "the model ends in classes, not in tokens")
-    elif is_on(keys.document.get("pretraining_dataset")):
-        draft.put("task", "pretrain", keys, "pretraining_dataset")
-    else:
-        draft.assume("task", "sft")
-    if is_on(keys.get("qat")):
-        draft.refuse("QAT", "quantisation is imitated while it trains")
-    if is_on(keys.get("processor_type")) or is_on(keys.get("is_multimodal")):
-        draft.refuse("images or sound", "rows hold more than text")
-    if is_on(keys.document.get("lisa_n_layers")) and is_on(keys.document.get("lisa_step_interval")):
-        draft.not_modelled(keys, "lisa_n_layers", LISA)
-
-
-LISA = (
-    "so many layers are trained at a time, and the optimizer keeps states of all that were; taken is that all are "
-    "trained, whose gradients need more memory and time"
-)
-"""axolotl/utils/callbacks/lisa.py: embedding, norm and head are trained throughout; states are never let go."""
 
 
 def take_plugins(draft: Draft, keys: Keys) -> None:
@@ -273,7 +248,7 @@ def take_rows(draft: Draft, keys: Keys) -> None:
         assume_default(draft, field)
     take_accumulation(draft, keys)
     length, rows = whole(draft.fields["seq_len"]), whole(draft.fields["micro_batch"])
-    packs = is_on(keys.get("sample_packing"))
+    packs = is_on(keys.get("sample_packing")) and draft.fields.get("task", "sft") in LANGUAGE
     real = switch(keys.get("multipack_real_batches"))
     if keys.get("sample_packing") is not None:
         draft.put("data.packing", packs, keys, "sample_packing")

@@ -54,9 +54,10 @@ WITHOUT_EFFECT = (
     "lisa_*", "model_config.output_router_logits", "overrides_of_model_config.rope_scaling",
     "overrides_of_model_config.rope_parameters", "freeze_mm_modules", "rope_scaling", "dp_shard_size",
     "num_generation_samples", "generation_*",
+    "rl_beta", "dpo_*", "orpo_alpha", "kto_*", "simpo_gamma", "cpo_alpha", "max_prompt_len",
+    "center_rewards_coefficient",
 )  # fmt: skip
 
-TASKS = {"dpo": "dpo", "ipo": "dpo", "orpo": "orpo", "kto": "kto", "grpo": "grpo"}
 OPTIMIZERS = {
     "ao_adamw_4bit": "adamw_torch_4bit",
     "ao_adamw_8bit": "adamw_torch_8bit",
@@ -97,7 +98,6 @@ PLUGIN_TASKS = {
     "diffusion": ("diffusion", "a language model that is trained to fill in masked tokens"),
     "kd": ("distillation", "a teacher's probabilities are trained on"),
     "hatchery": ("training on a remote service", "nothing runs on cards of one's own"),
-    "nemo_gym": ("reinforcement learning", "texts are generated between steps"),
 }
 """By the module of axolotl.integrations."""
 PLUGINS_READ = ("liger", "cut_cross_entropy", "kernels", "swanlab", "lm_eval", "expert_parallel")
@@ -108,6 +108,7 @@ PLUGINS_REPORTED = {
     "grokfast": "an average of the gradients is kept",
     "llm_compressor": "weights are pruned or quantised while it trains",
     "mora": "square matrices take the place of LoRA's",
+    "nemo_gym": "environments of NeMo Gym reward completions, over several turns where they have any",
 }
 REPORTED: Mapping[str, str] = {
     "lora_modules_to_save": "these modules are trained whole, beside the adapters",

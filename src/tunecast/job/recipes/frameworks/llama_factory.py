@@ -19,7 +19,11 @@ from tunecast.job.recipes.document import Document
 from tunecast.job.recipes.draft import Draft, Keys
 from tunecast.job.recipes.frameworks import llama_factory_v1
 from tunecast.job.recipes.frameworks.llama_factory_frozen import take_blocks, take_frozen
+from tunecast.job.recipes.frameworks.llama_factory_tasks import DEFAULTS as TASK_DEFAULTS
+from tunecast.job.recipes.frameworks.llama_factory_tasks import WORDS as TASK_WORDS
+from tunecast.job.recipes.frameworks.llama_factory_tasks import take_stage, take_stage_keys
 from tunecast.job.recipes.huggingface import is_on
+from tunecast.job.recipes.images import refuse_of_megatron
 from tunecast.job.recipes.parts.accelerate import read_accelerate
 from tunecast.job.recipes.parts.megatron import SPLITS, take_megatron
 from tunecast.job.recipes.parts.megatron import WITHOUT_EFFECT as MEGATRON_WITHOUT_EFFECT
@@ -35,6 +39,7 @@ WORDS = {
     "lora.rank": "lora_rank",
     "kernels": huggingface_keys.liger_word("enable_liger_kernel"),
     "gradient_checkpointing": lambda on: {"disable_gradient_checkpointing": not on},
+    **TASK_WORDS,
 }
 
 _FINETUNING = "llamafactory/hparams/finetuning_args.py"
@@ -53,6 +58,7 @@ DEFAULTS: Mapping[str, tuple[object, str]] = {
     "quantization.double_quant": (True, f"{_MODEL}: QuantizationArguments.double_quantization"),
     "checkpoint_reentrant": (True, f"{_MODEL}: BaseModelArguments.use_reentrant_gc"),
     "seq_len": (2048, f"{_DATA}.cutoff_len"),
+    **TASK_DEFAULTS,
 }
 ARGUMENTS: huggingface_keys.Defaults = {
     **huggingface_keys.TRAINING_ARGUMENTS,
@@ -68,7 +74,18 @@ WITHOUT_EFFECT = (
     *("use_fast_tokenizer", "split_special_tokens", "add_tokens", "add_special_tokens", "new_special_tokens_config"),
     *("init_special_tokens", "model_revision", "low_cpu_mem_usage", "rope_scaling", "moe_aux_loss_coef"),
     *("infer_backend", "infer_dtype", "offload_folder", "use_kv_cache", "*_hub_token", "print_param_status"),
-    *("loraplus_*", "pissa_*", "create_new_adapter", "pref_*", "dpo_*", "kto_*", "simpo_*", "ppo_*", "ld_alpha"),
+    *(
+        "loraplus_*",
+        "pissa_*",
+        "create_new_adapter",
+        "pref_*",
+        "dpo_*",
+        "kto_*",
+        "simpo_*",
+        "ppo_*",
+        "ld_alpha",
+        "add_generation_prompt",
+    ),
     *("galore_scale", "galore_update_interval", "galore_proj_type", "apollo_scale*", "apollo_update_interval"),
     *("apollo_proj*", "swanlab_*", "use_swanlab", "compute_accuracy", "early_stopping_steps", "plot_loss"),
     *("include_effective_tokens_per_second", "asft_alpha", "eaft_alpha", "ray_*", "master_addr", "master_port"),
@@ -81,12 +98,7 @@ WITHOUT_EFFECT = (
 (llamafactory/v1/plugins/model_plugins/kernels/interface.py, `_AUTO_KERNELS`)."""
 
 OWN_KEYS = ("stage", "finetuning_type", "cutoff_len", "lora_target", "quantization_bit", "lora_rank")
-TASKS = {"pt": "pretrain", "sft": "sft", "rm": "reward", "dpo": "dpo", "kto": "kto"}
 ATTENTION = {"disabled": "eager", "sdpa": "sdpa", "fa2": "flash_attention_2", "fa3": "flash_attention_3"}
-SEEN_OR_HEARD = (
-    *("image_max_pixels", "video_max_pixels", "video_fps", "video_maxlen", "audio_sampling_rate"),
-    *("use_audio_in_video", "image_do_pan_and_scan", "freeze_vision_tower", "freeze_multi_modal_projector"),
-)
 REFUSED: Mapping[str, str] = {
     "mixture_of_depths": "mixture of depths",
     "use_kt": "KTransformers, which keeps experts on the CPU",
@@ -162,10 +174,12 @@ def read(draft: Draft, request: ReadRequest) -> None:
     if is_megatron:
         draft.put("stack", "megatron", keys, *SPLITS)
         take_megatron(draft, keys)
+        refuse_of_megatron(draft)
     take_optimizer(draft, keys)
     take_checkpointing(draft, keys, request, is_megatron)
     take_weights(draft, keys, request)
     take_cards(draft, keys, request)
+    take_stage_keys(draft, keys)
     for name, why in REPORTED.items():
         if is_on(keys.get(name)):
             draft.not_modelled(keys, name, why)
@@ -174,26 +188,14 @@ def read(draft: Draft, request: ReadRequest) -> None:
 
 
 def take_task(draft: Draft, keys: Keys) -> None:
-    stage = word(keys.get("stage")) or "sft"
-    preferred = word(keys.get("pref_loss"))
     if not is_on(keys.get("do_train", default=True)) or (keys.get("do_predict") and not keys.has("do_train")):
         draft.refuse("prediction", "nothing is trained")
-    if stage == "dpo" and preferred in ("orpo", "simpo"):
-        stage = preferred
-    if stage in ("ppo", "simpo"):
-        draft.refuse(stage, "this task is not modelled")
-    elif keys.get("stage") is None:
-        huggingface.assume(draft, "task", DEFAULTS)
-    else:
-        draft.put("task", TASKS.get(stage, "orpo" if stage == "orpo" else keys.get("stage")), keys, "stage")
-    seen = [name for name in SEEN_OR_HEARD if is_on(keys.get(name))]
-    if seen:
-        draft.refuse("images, videos or sound", f"{seen[0]} is set, and towers that see or hear are not modelled")
+    take_stage(draft, keys)
     for name, why in REFUSED.items():
         if is_on(keys.get(name)):
             draft.refuse(name, why)
-    keys.ignore("kt_config", "kt_cpu_activation", "kt_weight_path", "kt_non_expert_weight_path", "ref_model")
-    keys.ignore("badam_switch_mode", "badam_switch_interval", "badam_start_block", "badam_verbose", "reward_model")
+    keys.ignore("kt_config", "kt_cpu_activation", "kt_weight_path", "kt_non_expert_weight_path")
+    keys.ignore("badam_switch_mode", "badam_switch_interval", "badam_start_block", "badam_verbose")
 
 
 def take_method(draft: Draft, keys: Keys) -> None:

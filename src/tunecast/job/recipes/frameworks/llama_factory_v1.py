@@ -19,6 +19,7 @@ from tunecast.job.recipes.document import Document
 from tunecast.job.recipes.draft import Draft, Keys
 from tunecast.job.recipes.frameworks.llama_factory_frozen import take_frozen
 from tunecast.job.recipes.huggingface import is_on
+from tunecast.job.recipes.images import assume_images
 from tunecast.job.recipes.parts.deepspeed import take_deepspeed
 from tunecast.job.recipes.request import ReadRequest
 from tunecast.job.recipes.values import number, whole, word
@@ -83,12 +84,16 @@ def take_task(draft: Draft, keys: Keys, request: ReadRequest) -> None:
     converters = [word(listed.get(f"{name}.converter")) for name in listed.tree] if listed is not None else []
     if request.command in ("dpo", "rm") or "pair" in converters:
         draft.put("task", "reward" if request.command == "rm" else "dpo", keys, "train_dataset")
-    elif word(keys.get("model_class")) in ("cls", "other"):
-        draft.refuse("classification", "heads other than the vocabulary's are not modelled")
+        if draft.fields["task"] == "dpo":
+            draft.take("preference.beta", keys, "pref_beta")
+    elif word(keys.get("model_class")) == "cls":
+        draft.put("task", "classify", keys, "model_class")
+    elif word(keys.get("model_class")) == "other":
+        draft.refuse("another model class", "models that continue text, or classify it, are modelled")
     else:
         draft.assume("task", "sft")
     if "multimodal" in str(data).lower():
-        draft.refuse("images, videos or sound", "the data set's name says so, and such towers are not modelled")
+        assume_images(draft)
 
 
 def take_method(draft: Draft, keys: Keys) -> None:

@@ -15,13 +15,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 
+from tunecast.job.names import LANGUAGE
 from tunecast.job.recipes import huggingface, huggingface_keys
 from tunecast.job.recipes.cards import is_count
 from tunecast.job.recipes.document import Document, leaves
 from tunecast.job.recipes.draft import Draft, Keys
-from tunecast.job.recipes.frameworks import ms_swift_tuners
+from tunecast.job.recipes.frameworks import ms_swift_tasks, ms_swift_tuners
 from tunecast.job.recipes.frameworks.ms_swift_megatron import read_megatron
 from tunecast.job.recipes.huggingface import is_on
+from tunecast.job.recipes.images import frozen_words, image_tokens, refuse_of_megatron
 from tunecast.job.recipes.launch.launchers import VISIBLE
 from tunecast.job.recipes.parts.accelerate import read_accelerate
 from tunecast.job.recipes.parts.deepspeed import read_deepspeed, take_deepspeed
@@ -43,6 +45,17 @@ DEFAULTS: Mapping[str, tuple[object, str]] = {
     "data.group_by_length": (False, f"{_TRAIN}.group_by_length"),
     "data.packing": (False, f"{_BASE}.packing"),
     **ms_swift_tuners.DEFAULTS,
+    **ms_swift_tasks.DEFAULTS,
+}
+WORDS = {
+    **{field: said for field, said in huggingface_keys.WORDS.items() if field != "attention"},
+    "attention": "attn_impl",
+    "lora.rank": "lora_rank",
+    "offload_activations": lambda on: None,
+    "preference.reference": lambda kind: None,
+    "rl.vllm.sleep": lambda on: {"sleep_level": int(on)},
+    "vision.pixels": "max_pixels",
+    "vision.trained": lambda parts: frozen_words(ms_swift_tasks.FROZEN, parts),
 }
 WORKERS = 1
 """`TrainArgumentsMixin.__post_init__`, where nothing is said."""
@@ -74,30 +87,6 @@ WITHOUT_EFFECT = (
 )
 
 TRAINING = ("sft", "pt", "rlhf")
-TASKS = {"dpo": "dpo", "orpo": "orpo", "kto": "kto", "rm": "reward", "grpo": "grpo"}
-PIXELS = (
-    *("MAX_PIXELS", "VIDEO_MAX_PIXELS", "FPS_MAX_FRAMES", "IMAGE_MAX_TOKEN_NUM", "VIDEO_MAX_TOKEN_NUM"),
-    *("ENABLE_AUDIO_OUTPUT", "MAX_NUM", "NFRAMES", "FPS"),
-)
-SEEN_OR_HEARD = (
-    *("a-okvqa", "captcha-images", "clevr_cogen_a_train", "coco", "coco_2014_caption", "egoschema", "garbage265"),
-    *("geometry3k", "gpt4v-dataset", "gqa", "grit", "latex_ocr", "llava-data", "llava-instruct-150k"),
-    *("llava-instruct-mix-vsft", "llava-pretrain", "llava-video-178k", "lnqa", "m3it", "mantis-instruct"),
-    *("mideficsdataset", "moviechat-1k-test", "multimodal-mind2web", "ocr-vqa", "ok-vqa_train", "pixelprose"),
-    *("qwen3-1.7-tts-sft-furina", "refcoco", "refcocog", "rlaif-v-dataset", "sa1b-dense-caption"),
-    *("sa1b-paired-captions-images", "scienceqa", "sharegpt-4o", "sharegpt4v", "speech_asr_aishell1_trainsets"),
-    *("textcaps", "videochatgpt", "wds_voc2007_multilabel"),
-)
-"""Names of data sets that swift/dataset/dataset/mllm.py registers."""
-TOWERS = ("vit_lr", "aligner_lr", "vit_gradient_checkpointing", "max_pixels", "freeze_vit", "freeze_aligner")
-RL = (
-    *("vllm_*", "use_vllm", "sleep_level", "offload_*", "num_generations", "num_iterations", "max_completion_length"),
-    *("reward_*", "teacher_*", "ref_*", "beta", "epsilon*", "lmbda", "*_alpha", "steps_per_generation", "num_labels"),
-    *("log_completions", "overlong_filter", "dynamic_sample", "max_turns", "multi_turn_*", "gym_*", "use_gym_env"),
-    *("loss_type", "importance_sampling_level", "advantage_estimator", "async_generate", "move_model_batches"),
-    *("problem_type", "kl_in_reward", "scale_rewards", "desirable_weight", "undesirable_weight", "gkd_*", "rollout.*"),
-)
-"""Of tasks that are refused by name: what they would need is not asked for."""
 REPORTED: Mapping[str, str] = {
     "freeze_parameters": "some weights are not trained",
     "freeze_parameters_regex": "some weights are not trained",
@@ -182,11 +171,12 @@ def invocation(words: Sequence[Word]) -> Invocation | None:
 def read(draft: Draft, request: ReadRequest) -> None:
     keys = draft.keys(request.document, WITHOUT_EFFECT)
     take_task(draft, keys, request)
-    if draft.refused or draft.fields.get("task") in TASKS.values():
-        keys.without(*RL)
     draft.take("model", keys, "model")
+    if draft.refused or draft.fields.get("task") not in LANGUAGE:
+        keys.without(*ms_swift_tasks.WITHOUT_EFFECT)
     if request.command.startswith("megatron") or is_megatrons(keys):
         read_megatron(draft, keys)
+        refuse_of_megatron(draft)
     else:
         read_transformers(draft, keys, request)
     if "PYTORCH_CUDA_ALLOC_CONF" not in request.launch.environment:
@@ -198,27 +188,10 @@ def is_megatrons(keys: Keys) -> bool:
 
 
 def take_task(draft: Draft, keys: Keys, request: ReadRequest) -> None:
-    command = request.command.rpartition(" ")[2]
-    kind, rlhf = word(keys.get("task_type")), word(keys.get("rlhf_type"))
     environment = {**(keys.document.get("ENV") if isinstance(keys.document.get("ENV"), dict) else {})}
     environment.update(request.launch.environment)
     take_ascend(draft, keys, environment)
-    if command == "rlhf" or rlhf:
-        task = rlhf or "dpo"
-        if task in TASKS:
-            draft.put("task", TASKS[task], keys, "rlhf_type")
-        else:
-            draft.refuse(task, "this task is not modelled")
-    elif kind not in ("", "causal_lm"):
-        draft.refuse(kind, "heads other than the vocabulary's are not modelled")
-    else:
-        draft.assume("task", "pretrain" if command == "pt" else "sft")
-    seen = next((name for name in PIXELS if name in environment), None)
-    seen = seen or next((name for name in TOWERS if is_on(keys.get(name)) or keys.has(name)), None)
-    if seen:
-        draft.refuse("images, videos or sound", f"{seen} is set, and towers that see or hear are not modelled")
-    elif (shown := seen_or_heard(keys.document.get("dataset"))) is not None:
-        draft.refuse("images, videos or sound", f"{shown} holds them, and towers that see or hear are not modelled")
+    ms_swift_tasks.take_task(draft, keys, request.command.rpartition(" ")[2], environment)
 
 
 def take_ascend(draft: Draft, keys: Keys, environment: Mapping[str, object]) -> None:
@@ -229,17 +202,10 @@ def take_ascend(draft: Draft, keys: Keys, environment: Mapping[str, object]) -> 
         draft.note(place, "the file is written for Ascend NPUs: it is answered as on the card that is named")
 
 
-def seen_or_heard(given: object) -> str | None:
-    """The first of these data sets that holds more than text. `org/name:subset#1000`."""
-    for name in given if isinstance(given, list) else [given]:
-        plain = str(name).partition("#")[0].partition(":")[0]
-        if plain.rpartition("/")[2].lower() in SEEN_OR_HEARD or "-vl-" in plain.lower():
-            return plain[:80]
-    return None
-
-
 def read_transformers(draft: Draft, keys: Keys, request: ReadRequest) -> None:
-    draft.assume("stack", "transformers", f"{NAME} {RELEASE}, whose trainer is transformers' own")
+    is_language = draft.fields.get("task") in LANGUAGE
+    own = "transformers" if is_language else NAME
+    draft.assume("stack", own, f"{NAME} {RELEASE}, whose trainer is transformers' own" if is_language else "")
     ms_swift_tuners.take_method(draft, keys)
     take_precision(draft, keys)
     huggingface.take_attention(draft, keys, "attn_impl")
@@ -249,10 +215,11 @@ def read_transformers(draft: Draft, keys: Keys, request: ReadRequest) -> None:
     take_sharding(draft, keys, request)
     take_steps(draft, keys)
     take_cards(draft, keys, request)
+    ms_swift_tasks.take_task_keys(draft, keys)
     take_checkpointing(draft, request)
     take_optimizer(draft, keys)
     for name, why in REPORTED.items():
-        if is_on(keys.get(name)):
+        if is_on(keys.get(name)) and not (name == "loss_type" and not is_language):
             draft.not_modelled(keys, name, why)
     experts = word(keys.get("experts_impl"))
     if experts not in ("", "grouped_mm"):  # transformers' own choice
@@ -276,7 +243,8 @@ def take_rows(draft: Draft, keys: Keys) -> None:
         draft.assume("data.packing_strategy", "bfd")
     lengths = ("packing_length", "max_length") if packs else ("max_length", "packing_length")
     draft.take("seq_len", keys, *lengths)
-    draft.assume("seq_len", 1024, "tunecast: nothing is cut, so that rows are as long as the data's")
+    seen = image_tokens(draft)
+    draft.assume("seq_len", 1024 + seen, "tunecast: nothing is cut, so that rows are as long as the data's")
     if is_on(keys.get("padding_free")) and not packs and keys.get("per_device_train_batch_size") not in (None, 1):
         draft.not_modelled(keys, "padding_free", "the rows of a batch are one, without padding")
     draft.take("data.num_proc", keys, "dataset_num_proc")
@@ -309,6 +277,7 @@ def take_steps(draft: Draft, keys: Keys) -> None:
     if not evaluates:
         draft.fields["run.eval_strategy"] = "no"
         draft.places.pop("run.eval_strategy", None)
+        draft.drop("run.eval_steps")
         keys.ignore("eval_steps", "eval_strategy")
     elif keys.get("eval_strategy", "evaluation_strategy") is None:
         strategy = draft.fields.get("run.save_strategy", "steps")
@@ -318,7 +287,10 @@ def take_steps(draft: Draft, keys: Keys) -> None:
             draft.take("run.eval_steps", keys, "eval_steps", "save_steps")
             draft.assume("run.eval_steps", draft.fields.get("run.save_steps", 500))
     if keys.get("gradient_accumulation_steps") is None:
-        draft.global_batch = GLOBAL_BATCH
+        if draft.fields.get("task") == "grpo":  # `RLHFArguments._set_default`
+            draft.assume("grad_accum", 1)
+        else:
+            draft.global_batch = GLOBAL_BATCH
 
 
 def take_sharding(draft: Draft, keys: Keys, request: ReadRequest) -> None:

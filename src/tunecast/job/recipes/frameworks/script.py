@@ -1,4 +1,4 @@
-"""Scripts and notebooks around transformers' Trainer and TRL's SFTTrainer, read without running them.
+"""Scripts and notebooks around transformers' Trainer and TRL's trainers, read without running them.
 
 Defaults: peft/tuners/lora/config.py, `LoraConfig`; transformers/utils/quantization_config.py, `BitsAndBytesConfig`;
 transformers/modeling_utils.py, `PreTrainedModel.from_pretrained`; trl/trainer/sft_trainer.py, `SFTTrainer.__init__`.
@@ -12,7 +12,8 @@ from pathlib import PurePath
 from typing import Any
 
 from tunecast.errors import UsageError
-from tunecast.job.recipes import huggingface, huggingface_keys
+from tunecast.job.names import HEADS, LANGUAGE, PREFERENCES, ROLLOUTS
+from tunecast.job.recipes import huggingface, huggingface_keys, huggingface_tasks
 from tunecast.job.recipes.data_sets import take_data_set
 from tunecast.job.recipes.document import Document
 from tunecast.job.recipes.draft import Draft, Keys
@@ -20,7 +21,8 @@ from tunecast.job.recipes.frameworks import trl
 from tunecast.job.recipes.request import Invocation, ReadRequest
 from tunecast.job.recipes.scripts import DottedName, Made, ScriptDocument, ScriptSource
 from tunecast.job.recipes.scripts.data_sets import longest_row, training_data
-from tunecast.job.recipes.scripts.training import ScriptTraining, loaders, put_task, training_of
+from tunecast.job.recipes.scripts.shown import shown_command
+from tunecast.job.recipes.scripts.training import ScriptTraining, loaders, model_name, put_task, training_of
 from tunecast.job.recipes.words import Word, flags_of
 from tunecast.job.releases import RELEASES
 
@@ -38,7 +40,9 @@ OF_TRAINER = (
     *("train_dataset", "eval_dataset", "tokenizer", "processing_class", "data_collator", "callbacks", "model", "args"),
     *("dataset_text_field", "formatting_func", "peft_config", "model_init", "compute_loss_func", "quantization_config"),
     *("preprocess_logits_for_metrics", "dataset_batch_size", "infer_schema", "eval_packing", "num_of_sequences"),
-    *("neftune_noise_alpha", "dataset_kwargs", "chars_per_token", "reward_funcs", "ref_model"),
+    *("neftune_noise_alpha", "dataset_kwargs", "chars_per_token", "reward_funcs", "ref_model", "reward_model"),
+    *("value_model", "teacher_model", "reward_processing_classes", "loss", "evaluator", "environment_factory"),
+    *("rollout_func", "tools", "teacher_tokenizer"),
 )
 """Arguments of a trainer that are objects, or say nothing of memory and time."""
 OF_LOADING = (
@@ -54,6 +58,7 @@ OF_LOADING = (
     ),
     *("offload_folder", "ignore_mismatched_sizes", "force_download", "model_max_length", "return_dict", "subfolder"),
     *("vocab_size", "proxies", "resume_download", "output_loading_info", "attention_dropout", "pretraining_tp"),
+    *("num_labels", "id2label", "label2id", "problem_type"),
 )
 OF_ADAPTER = ("task_type", "inference_mode", "init_lora_weights", "base_model_name_or_path", "fan_in_fan_out", "bias")
 OF_QUANTIZATION = ("bnb_4bit_compute_dtype", "llm_int8_*", "bnb_4bit_quant_storage")
@@ -93,16 +98,34 @@ def read(draft: Draft, request: ReadRequest) -> None:
             told = f"{script.called(draft).place(loader.title)}: loads a model, and nothing in the script trains it"
         raise UsageError(f"{told}. To fix: name the script or notebook that trains", field="task")
     called = script.called(draft)
-    is_sft = training.trainer.is_a("SFTTrainer") or training.task not in ("sft", "pretrain")
-    draft.put("stack", "trl" if is_sft else "transformers", called, training.trainer.title)
+    is_trls = training.trainer.is_a("SFTTrainer") or training.task not in ("sft", "pretrain")
+    draft.put("stack", "trl" if is_trls else "transformers", called, training.trainer.title)
     put_task(draft, script, training)
-    take_model(draft, script, training, is_sft)
+    take_model(draft, script, training)
     take_quantization(draft, script, training)
     take_adapter(draft, script, training)
-    take_arguments(draft, script, training, request, is_sft)
+    take_arguments(draft, script, training, request, is_trls)
     take_methods(draft, script, training)
     take_data(draft, script, training, request)
     take_environment(draft, script)
+
+
+def with_shown_command(request: ReadRequest) -> ReadRequest:
+    """Of a script whose text names no model: with what the command sets that its docstring shows."""
+    script = request.document.script if isinstance(request.document, ScriptDocument) else None
+    training = None if script is None else training_of(script)
+    if script is None or training is None or script.given or names_a_model(script, training):
+        return request
+    shown = shown_command(request)
+    if shown is None:
+        return request
+    return request._replace(document=request.document.with_values(shown.values, shown.places), launch=shown.launch)
+
+
+def names_a_model(script: ScriptSource, training: ScriptTraining) -> bool:
+    read = Draft(NAME, RELEASE)
+    take_model(read, script, training)
+    return "model" in read.fields
 
 
 def take_data(draft: Draft, script: ScriptSource, training: ScriptTraining, request: ReadRequest) -> None:
@@ -117,30 +140,34 @@ def take_data(draft: Draft, script: ScriptSource, training: ScriptTraining, requ
 
 
 def take_arguments(
-    draft: Draft, script: ScriptSource, training: ScriptTraining, request: ReadRequest, is_sft: bool
+    draft: Draft, script: ScriptSource, training: ScriptTraining, request: ReadRequest, is_trls: bool
 ) -> None:
-    """Of older releases SFTTrainer itself took what SFTConfig holds now."""
-    defaults = huggingface_keys.TRL_ARGUMENTS if is_sft else huggingface_keys.TRAINING_ARGUMENTS
-    if training.arguments is not None and not training.arguments.is_a("SFTConfig") and training.task == "sft":
-        defaults = huggingface_keys.TRAINING_ARGUMENTS
+    """Of older releases TRL's trainers themselves took what their configs hold now."""
     arguments = training.arguments or Made("TrainingArguments", training.trainer.line)
+    of_trl = is_trls and not (training.arguments is not None and arguments.is_a(*OF_TRANSFORMERS))
+    defaults = huggingface_keys.TRL_ARGUMENTS if of_trl else huggingface_keys.TRAINING_ARGUMENTS
     keys = script.keys(draft, arguments, ARGUMENTS_WITHOUT_EFFECT, ("output_dir",), script.left)
     huggingface.take_training_arguments(draft, keys, request, defaults)
     if arguments.is_open:
         draft.note(script.called(draft).place(arguments.title), "more arguments than its text tells")
     older = script.keys(draft, training.trainer, OF_TRAINER)
-    if is_sft:
-        if training.trainer.get("max_seq_length") is not None:
-            draft.take("seq_len", older, "max_seq_length")
+    is_language = draft.fields.get("task", "sft") in LANGUAGE
+    if is_trls:
+        take_cut_of_trainer(draft, older, training)
         draft.take("data.packing", older, "packing")
         draft.take("data.num_proc", older, "dataset_num_proc")
-        huggingface.take_sft_config(draft, keys)
+        if is_language:
+            huggingface.take_sft_config(draft, keys)
         if isinstance(training.model, str):
             take_init_kwargs(draft, keys)
     else:
         keys.get("max_seq_length", "max_length")
         if not draft.take("seq_len", keys, "max_seq_length", "max_length") and (cut := longest_row(script)) is not None:
             draft.put("seq_len", cut[1], script.called(draft), cut[0].title)
+    if not is_language:
+        take_models_of_task(draft, script, training)
+        huggingface_tasks.take_task_config(draft, keys)
+        take_labels(draft, script, training)
     if training.trainer.get("compute_metrics") is not None and draft.fields.get("run.eval_strategy") not in (
         None,
         "no",
@@ -150,6 +177,43 @@ def take_arguments(
     if is_given(training.trainer.get("optimizers")):
         draft.not_modelled(older, "optimizers", "an optimizer of the script's own")
     older.ignore("optimizers")
+
+
+OF_TRANSFORMERS = (
+    *("TrainingArguments", "Seq2SeqTrainingArguments", "UnslothTrainingArguments"),
+    *("SentenceTransformerTrainingArguments", "CrossEncoderTrainingArguments"),
+)
+"""Arguments with transformers' own defaults."""
+
+
+def take_cut_of_trainer(draft: Draft, older: Keys, training: ScriptTraining) -> None:
+    """What TRL's trainers took before their configs did."""
+    name = next((name for name in ("max_seq_length", "max_length") if training.trainer.get(name) is not None), None)
+    if name is not None:
+        draft.take("seq_len", older, name)
+    if training.task in PREFERENCES:
+        draft.take("preference.beta", older, "beta")
+        older.ignore("max_prompt_length", "max_target_length", "loss_type")
+
+
+def take_models_of_task(draft: Draft, script: ScriptSource, training: ScriptTraining) -> None:
+    """Models beside the one that is trained: a reference, one that rewards, a teacher."""
+    called, trainer, task = script.called(draft), training.trainer, draft.fields.get("task")
+    if task in PREFERENCES and isinstance(trainer.get("ref_model"), Made):
+        draft.put("preference.reference", "model", called, trainer.title)
+    if task in ROLLOUTS:
+        rewards = trainer.get("reward_model") or trainer.get("reward_funcs")
+        for each in rewards if isinstance(rewards, (list, tuple)) else [rewards]:
+            if (name := model_name(each)) is not None:
+                draft.put("rl.reward_model", name, called, trainer.title)
+    if task == "distill" and (name := model_name(trainer.get("teacher_model"))) is not None:
+        draft.put("distill.teacher", name, called, trainer.title)
+
+
+def take_labels(draft: Draft, script: ScriptSource, training: ScriptTraining) -> None:
+    if isinstance(training.model, Made) and draft.fields.get("task") in HEADS:
+        keys = script.keys(draft, training.model.only(("num_labels",)))
+        draft.take("head.labels", keys, "num_labels")
 
 
 def take_init_kwargs(draft: Draft, keys: Keys) -> None:
@@ -165,7 +229,7 @@ def is_given(value: Any) -> bool:
     return value is not None and not (isinstance(value, (tuple, list)) and all(each is None for each in value))
 
 
-def take_model(draft: Draft, script: ScriptSource, training: ScriptTraining, is_sft: bool) -> None:
+def take_model(draft: Draft, script: ScriptSource, training: ScriptTraining) -> None:
     """A model that SFTTrainer is given by name loads in float32 (`create_model_from_path`); `from_pretrained` takes
     the checkpoint's own dtype."""
     called = script.called(draft)

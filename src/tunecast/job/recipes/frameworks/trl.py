@@ -1,6 +1,7 @@
 """TRL's YAML, as `trl sft --config x.yaml` and the recipes of alignment-handbook and open-r1 have it.
 
 Keys: trl/scripts/sft.py, whose arguments are `ScriptArguments`, `SFTConfig`, `ModelConfig` and `DatasetMixtureConfig`;
+of other trainers their own config in the place of SFTConfig (huggingface_tasks.py);
 `env` and what wins over what: trl/scripts/utils.py, `TrlParser.parse_args_and_config`. No key names the task: the
 command does, or else the keys that only one trainer has.
 """
@@ -12,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
-from tunecast.job.names import TASKS
-from tunecast.job.recipes import huggingface, huggingface_keys
+from tunecast.job.names import LANGUAGE, TASKS
+from tunecast.job.recipes import huggingface, huggingface_keys, huggingface_tasks
 from tunecast.job.recipes.document import Document
 from tunecast.job.recipes.draft import Draft, Keys
 from tunecast.job.recipes.parts.accelerate import read_accelerate
@@ -25,7 +26,12 @@ NAME = "trl"
 RELEASE = RELEASES["trl"].newest
 DATA = ("dataset_name",)
 WORDS = huggingface_keys.WORDS
-DEFAULTS = {**huggingface_keys.TRL_ARGUMENTS, **huggingface_keys.SFT_CONFIG, **huggingface_keys.MODEL_CONFIG}
+DEFAULTS = {
+    **huggingface_keys.TRL_ARGUMENTS,
+    **huggingface_keys.SFT_CONFIG,
+    **huggingface_keys.MODEL_CONFIG,
+    **huggingface_tasks.DEFAULTS,
+}
 WITHOUT_EFFECT = (
     *huggingface_keys.WITHOUT_EFFECT,
     *huggingface_keys.SFT_WITHOUT_EFFECT,
@@ -42,22 +48,24 @@ OTHERS_KEYS = ("stage", "finetuning_type", "cutoff_len", "dataset_dir", "sequenc
 
 TASK_KEYS: Mapping[str, tuple[str, ...]] = {
     "ppo": ("reward_model_path", "num_ppo_epochs", "kl_coef", "missing_eos_penalty", "sft_model_path"),
-    "distillation": ("teacher_model_name_or_path", "lmbda", "teacher_model_init_kwargs"),
+    "distill": ("teacher_model_name_or_path", "lmbda", "teacher_model_init_kwargs"),
     "rloo": ("rloo_k", "rloo_beta"),
     "grpo": ("reward_funcs", "num_generations", "reward_weights", "steps_per_generation", "vllm_mode", "use_vllm"),
     "kto": ("desirable_weight", "undesirable_weight"),
     "cpo": ("cpo_alpha", "simpo_gamma"),
     "reward": ("center_rewards_coefficient",),
-    "process reward": ("step_separator", "train_on_last_step_only"),
+    "prm": ("step_separator", "train_on_last_step_only"),
     "dpo": ("beta", "precompute_ref_log_probs", "sync_ref_model", "rpo_alpha", "f_divergence_type", "ref_model"),
 }
 """Keys that only one trainer has, those of more particular trainers first."""
 LOSSES = ("sigmoid", "hinge", "ipo", "exo_pair", "nca_pair", "robust", "bco_pair", "sppo_hard", "apo_zero", "apo_down")
 """Of DPOConfig's loss_type."""
 COMMANDS: Mapping[str, str] = {
-    **{name: name for name in (*TASKS, "rloo", "cpo", "ppo", "bco", "prm", "xpo", "gkd", "gold", "sdft", "tpo")},
-    **{"online_dpo": "online dpo", "nash_md": "nash_md", "distillation": "distillation", "simpo": "cpo"},
+    **{name: name for name in ("sft", "pretrain", "dpo", "kto", "orpo", "cpo", "simpo", "reward", "prm")},
+    **{name: name for name in ("grpo", "rloo", "ppo", "bco", "xpo", "gold", "sdft", "sdpo", "tpo")},
+    **{"gkd": "distill", "distillation": "distill", "online_dpo": "online dpo", "nash_md": "nash-md"},
 }
+"""What a command's or script's name says: a task, or what is refused by that name."""
 SCRIPT = re.compile(rf"(?:run_|train_)?({'|'.join(sorted(COMMANDS, key=len, reverse=True))})(?:_.*)?")
 
 ACCELERATE_CONFIGS: Mapping[str, Mapping[str, Any]] = {
@@ -94,7 +102,10 @@ def read(draft: Draft, request: ReadRequest) -> None:
     take_task(draft, keys, request)
     huggingface.take_model_config(draft, keys)
     huggingface.take_training_arguments(draft, keys, request, huggingface_keys.TRL_ARGUMENTS)
-    huggingface.take_sft_config(draft, keys)
+    if draft.fields.get("task", "sft") in LANGUAGE:
+        huggingface.take_sft_config(draft, keys)
+    else:
+        huggingface_tasks.take_task_config(draft, keys)
     huggingface.take_allocator(draft, keys, "env")
     take_launcher(draft, keys, request)
 
@@ -112,18 +123,21 @@ def take_task(draft: Draft, keys: Keys, request: ReadRequest) -> None:
 def task_of_keys(keys: Keys) -> tuple[str, str]:
     """And the key that says so."""
     for task, names in TASK_KEYS.items():
-        found = next((name for name in names if keys.document.get(name) not in (None, False)), None)
+        found = next((name for name in names if not any(keys.document.get(name) is no for no in (None, False))), None)
         if found:
             return task, found
     loss = keys.document.get("loss_type")
     kinds = loss if isinstance(loss, list) else [loss]
     if any(kind in LOSSES for kind in kinds if isinstance(kind, str)):
         return "dpo", "loss_type"
+    if huggingface_tasks.task_of_loss("cpo", loss) == "simpo":
+        return "simpo", "loss_type"
     return "sft", "model_name_or_path"
 
 
 def put_task(draft: Draft, keys: Keys, task: str, *names: str) -> None:
     """One of the tasks a job may name; others are refused by name."""
+    task = huggingface_tasks.task_of_loss(task, keys.document.get("loss_type"))
     if task in TASKS:
         if task == "sft":
             draft.assume("task", "sft")

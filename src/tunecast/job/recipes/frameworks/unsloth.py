@@ -10,7 +10,8 @@ from collections.abc import Mapping
 
 from tunecast.job.lengths import longest_of
 from tunecast.job.model import known_model
-from tunecast.job.recipes import huggingface, huggingface_keys
+from tunecast.job.names import LANGUAGE, ROLLOUTS
+from tunecast.job.recipes import huggingface, huggingface_keys, huggingface_tasks
 from tunecast.job.recipes.cards import SINCE_AMPERE
 from tunecast.job.recipes.document import Document
 from tunecast.job.recipes.draft import Draft, Keys
@@ -20,14 +21,16 @@ from tunecast.job.recipes.frameworks.script import (
     OF_LOADING,
     OF_TRAINER,
     is_given,
+    take_cut_of_trainer,
     take_data,
     take_environment,
     take_lora,
+    take_models_of_task,
 )
 from tunecast.job.recipes.request import ReadRequest
 from tunecast.job.recipes.scripts import Made, ScriptDocument, ScriptSource
 from tunecast.job.recipes.scripts.training import ScriptTraining, put_task, training_of
-from tunecast.job.recipes.values import number
+from tunecast.job.recipes.values import number, whole
 from tunecast.job.releases import RELEASES
 from tunecast.job.stacks import STACKS
 
@@ -35,6 +38,7 @@ NAME = "unsloth"
 RELEASE = RELEASES["unsloth"].newest
 _LOADER = "unsloth/models/loader.py: FastLanguageModel.from_pretrained"
 _ADAPTERS = "unsloth/models/llama.py: FastLlamaModel.get_peft_model"
+_SENTENCES = "unsloth/models/sentence_transformer.py: FastSentenceTransformer.from_pretrained"
 _CONFIG = "unsloth/models/rl.py: replacements"
 LORA: huggingface_keys.Defaults = {
     "lora.rank": (16, f"{_ADAPTERS}.r"),
@@ -46,6 +50,12 @@ LOADER: huggingface_keys.Defaults = {
     "quantization.format": ("nf4", f"{_LOADER}.load_in_4bit"),
     "gradient_checkpointing": (True, f"{_LOADER}.use_gradient_checkpointing"),
 }
+SENTENCES: huggingface_keys.Defaults = {
+    "seq_len": (512, "tunecast: nothing is cut but by the model's own limit"),
+    "gradient_checkpointing": (False, f"{_SENTENCES}.use_gradient_checkpointing"),
+}
+"""Of FastSentenceTransformer."""
+VLLM: huggingface_keys.Defaults = {"rl.vllm.memory_fraction": (0.5, f"{_LOADER}.gpu_memory_utilization")}
 OF_CONFIG: huggingface_keys.Defaults = {
     **huggingface_keys.TRL_ARGUMENTS,
     "micro_batch": (4, f"{_CONFIG}.per_device_train_batch_size"),
@@ -55,14 +65,24 @@ OF_CONFIG: huggingface_keys.Defaults = {
     "run.eval_batch": (4, f"{_CONFIG}.per_device_eval_batch_size"),
     "run.eval_steps": (1, f"{_CONFIG}.logging_steps"),
 }
-DEFAULTS = LORA
+DEFAULTS = {**LORA, **VLLM}
 FOLLOWS_CARD = f"dtype=None, {SINCE_AMPERE}"
 MODELS = ("FastLanguageModel", "FastModel", "FastVisionModel", "FastTextModel", "FastSentenceTransformer")
-TARGETS = frozenset({"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"})
+ATTENTION, MLP = ("q_proj", "k_proj", "v_proj", "o_proj"), ("gate_proj", "up_proj", "down_proj")
+TARGETS = frozenset((*ATTENTION, *MLP))
 WITHOUT_EFFECT = (
     *OF_LOADING,
     *("fix_tokenizer", "rope_scaling", "use_exact_model_name", "random_state", "disable_log_stats", "max_lora_rank"),
-    *("gpu_memory_utilization", "float8_kv_cache", "text_only", "return_logits", "fullgraph", "device_map_*"),
+    *(
+        "gpu_memory_utilization",
+        "float8_kv_cache",
+        "text_only",
+        "pooling_mode",
+        "for_inference",
+        "return_logits",
+        "fullgraph",
+        "device_map_*",
+    ),
     *("whisper_*", "unsloth_force_compile", "on_model_resolved", "load_in_16bit", "auto_model", "attn_implementation"),
 )
 OF_PEFT = (
@@ -73,7 +93,6 @@ OF_PEFT = (
     "finetune_audio_layers",
 )
 OWN_WAYS: Mapping[str, str] = {
-    "fast_inference": "vLLM holds the model too",
     "load_in_fp8": "weights in 8-bit floating point",
     "unsloth_tiled_mlp": "MLPs are computed in tiles",
     "float32_mixed_precision": "weights stay in float32",
@@ -116,7 +135,8 @@ def take_longest(draft: Draft, script: ScriptSource) -> None:
     """Rows are no longer than the data set has them: of this stack every row is taken to be as long as one may be."""
     name, limit = draft.fields.get("data.lengths"), number(draft.fields.get("seq_len"))
     packs = huggingface.is_on(draft.fields.get("data.packing"))
-    if draft.fields["stack"] == "unsloth" and name is not None and limit is not None and not packs:
+    is_language = draft.fields.get("task", "sft") in LANGUAGE
+    if is_language and draft.fields["stack"] == "unsloth" and name is not None and limit is not None and not packs:
         longest = longest_of(name)
         if longest < limit:
             draft.put("seq_len", longest, script.called(draft), draft.places["data.lengths"].key)
@@ -126,11 +146,16 @@ def take_loading(draft: Draft, script: ScriptSource, loader: Made) -> None:
     keys = script.keys(draft, loader, WITHOUT_EFFECT, ("model_name", "max_seq_length", "dtype", "load_in_4bit"))
     draft.take("model", keys, "model_name")
     draft.take("seq_len", keys, "max_seq_length")
+    if loader.is_a("FastSentenceTransformer.from_pretrained"):
+        keys.get("use_gradient_checkpointing")
+        draft.assume("seq_len", *SENTENCES["seq_len"])
+        huggingface.assume(draft, "gradient_checkpointing", SENTENCES)
     huggingface.assume(draft, "seq_len", LOADER)
     if keys.get("dtype") is not None:
         huggingface.take_dtype(draft, keys, "dtype")
     draft.put("stack", "unsloth", script.called(draft), loader.title)
-    take_method(draft, keys)
+    take_method(draft, keys, loader)
+    take_engine(draft, script, keys)
     for name, why in OWN_WAYS.items():
         if huggingface.is_on(keys.get(name)):
             draft.not_modelled(keys, name, why)
@@ -139,15 +164,35 @@ def take_loading(draft: Draft, script: ScriptSource, loader: Made) -> None:
     if huggingface.is_on(keys.get("offload_embedding")) and keys.get("offload_embedding") != "auto":
         draft.not_modelled(keys, "offload_embedding", "the embedding waits in host memory")
     family = family_of(draft.fields.get("model"))
-    if family is not None and family not in STACKS["unsloth"].families:
+    if "vision.images" in draft.fields:
+        take_trls(draft, keys, "model_name", "Unsloth's code for images")
+    elif family is not None and family not in STACKS["unsloth"].families:
         take_trls(draft, keys, "model_name", f"Unsloth's code for {family}")
     if family in FLEX:
         draft.assume("attention", "flex_attention")
     take_checkpointing(draft, keys)
 
 
-def take_method(draft: Draft, keys: Keys) -> None:
+def take_engine(draft: Draft, script: ScriptSource, keys: Keys) -> None:
+    """vLLM on the same card, with the same weights; it sleeps where `UNSLOTH_VLLM_STANDBY` is set
+    (unsloth_zoo/vllm_utils.py, `load_vllm`)."""
+    fast = huggingface.is_on(keys.get("fast_inference"))
+    if draft.fields.get("task") not in ROLLOUTS:
+        return
+    if keys.get("fast_inference") is not None:
+        draft.put("rl.engine", "vllm" if fast else "transformers", keys, "fast_inference")
+    draft.assume("rl.engine", "transformers")
+    if fast:
+        draft.take("rl.vllm.memory_fraction", keys, "gpu_memory_utilization")
+        huggingface.assume(draft, "rl.vllm.memory_fraction", VLLM)
+        standby, _ = script.environment.get("UNSLOTH_VLLM_STANDBY", ("0", 0))
+        draft.assume("rl.vllm.sleep", huggingface.is_on(standby))
+
+
+def take_method(draft: Draft, keys: Keys, loader: Made) -> None:
     four, eight = keys.get("load_in_4bit"), keys.get("load_in_8bit")
+    if loader.is_a("FastSentenceTransformer.from_pretrained") and four is None:
+        four = False
     if huggingface.is_on(keys.get("full_finetuning")):
         draft.put("method", "full", keys, "full_finetuning")
         take_trls(draft, keys, "full_finetuning", "Unsloth's code for it")
@@ -213,10 +258,28 @@ def take_adapters(draft: Draft, script: ScriptSource, training: ScriptTraining) 
         if whole:
             draft.not_modelled(keys, "target_modules", f"{' and '.join(sorted(whole))} are trained whole")
     draft.assume("lora.targets", "all-linear")
+    take_trained_parts(draft, keys)
     for name, why in OWN_WAYS.items():
         if huggingface.is_on(keys.get(name)):
             draft.not_modelled(keys, name, why)
     take_checkpointing(draft, keys)
+
+
+def take_trained_parts(draft: Draft, keys: Keys) -> None:
+    """unsloth/models/vision.py, `FastBaseModel.get_peft_model`: adapters in both, unless it is told otherwise; the
+    projector's layers bear names of neither (unsloth_zoo/peft_utils.py, `get_peft_regex`)."""
+    switches = {"tower": "finetune_vision_layers", "language": "finetune_language_layers"}
+    parts = [part for part, name in switches.items() if huggingface.is_on(keys.get(name, default=True))]
+    if "vision.images" not in draft.fields:
+        return
+    if any(keys.get(name) is not None for name in switches.values()):
+        draft.put("vision.trained", parts, keys, *switches.values())
+    draft.assume("vision.trained", parts)
+    groups = {"finetune_attention_modules": ATTENTION, "finetune_mlp_modules": MLP}
+    off = [name for name in groups if keys.get(name) is False]
+    if len(off) == 1:
+        kept = next(modules for name, modules in groups.items() if name not in off)
+        draft.put("lora.targets", list(kept), keys, *off)
 
 
 FOLLOW_MODEL = ("bf16", "fp16", "tf32", "gradient_checkpointing", "gradient_checkpointing_kwargs", "torch_compile")
@@ -243,11 +306,55 @@ def take_arguments(draft: Draft, script: ScriptSource, training: ScriptTraining,
     draft.take("data.packing", older, "packing")
     draft.take("data.num_proc", older, "dataset_num_proc")
     longest, place = draft.fields["seq_len"], draft.places.get("seq_len")
-    huggingface.take_sft_config(draft, keys)
+    if draft.fields.get("task", "sft") in LANGUAGE:
+        huggingface.take_sft_config(draft, keys)
+    else:
+        take_task(draft, script, training, keys, older)
     wanted, limit = number(draft.fields["seq_len"]), number(longest)
-    if wanted is not None and limit is not None and wanted > limit:  # rows no longer than the model was made for
+    is_rollout = draft.fields.get("task") in ROLLOUTS
+    if (
+        not is_rollout and wanted is not None and limit is not None and wanted > limit
+    ):  # rows no longer than the model was made for
         draft.fields["seq_len"] = longest
         if place is not None:
             draft.places["seq_len"] = place
     if older.get("optimizers") is not None or is_given(training.trainer.get("optimizers")):
         draft.not_modelled(older, "optimizers", "an optimizer of the script's own")
+
+
+WITHIN = "tunecast: half of max_seq_length, of which the script's text does not tell the parts"
+
+
+def keep_within(draft: Draft, limit: int) -> None:
+    """Rows of a prompt and a completion are no longer than the model was made for. What only a run would tell of them
+    is half of that."""
+    parts = ("rl.prompt_length", "rl.completion_length")
+    prompt, completion = (whole(draft.fields.get(name)) or 0 for name in parts)
+    if prompt + completion <= limit:
+        return
+    for name in parts:
+        if name not in draft.places:
+            draft.drop(name)
+            draft.assume(name, max(1, limit // 2), WITHIN)
+    draft.drop("seq_len")
+    draft.assume("seq_len", sum(whole(draft.fields[name]) or 0 for name in parts), WITHIN)
+
+
+def take_task(draft: Draft, script: ScriptSource, training: ScriptTraining, keys: Keys, older: Keys) -> None:
+    """Of a batch that generations do not divide Unsloth makes one of as many as these
+    (unsloth/models/rl.py, `check_num_generations`)."""
+    limit = whole(draft.fields["seq_len"])
+    take_cut_of_trainer(draft, older, training)
+    take_models_of_task(draft, script, training)
+    if draft.fields.get("task") in ROLLOUTS:
+        completion = whole(keys.get("max_completion_length"))
+        if keys.get("max_prompt_length") is None and limit and completion and completion < limit:
+            draft.put("rl.prompt_length", limit - completion, script.called(draft), draft.places["seq_len"].key)
+        keys.ignore("use_vllm")
+    huggingface_tasks.take_task_config(draft, keys)
+    if draft.fields.get("task") in ROLLOUTS and limit:
+        keep_within(draft, limit)
+    counts = [whole(draft.fields.get(name)) for name in ("micro_batch", "grad_accum", "rl.generations")]
+    rows, steps, generations = (count or 1 for count in counts)
+    if draft.fields.get("task") in ("grpo", "rloo") and rows * steps % generations:
+        draft.put("micro_batch", generations, keys, "num_generations")

@@ -7,6 +7,7 @@ data_sets.py    The data a script trains on, and how long its tokenizer lets a r
 expressions.py  What an expression is worth
 parsers.py      What argparse and transformers' HfArgumentParser give where no argument is given
 script.py       What a script calls, as documents that readers take keys from
+shown.py        The command that a script's own text shows to start it with, as its docstring has it: what it sets
 source.py       The statements of a script or notebook, with the lines of its file
 statements.py   What statements assign, define and call
 training.py     The training in a script: its trainer, its arguments, its model, and what is put into that

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from tunecast.errors import TunecastError
+from tunecast.job.model import known_model
 from tunecast.job.names import TASKS
 from tunecast.job.recipes.draft import Draft
+from tunecast.job.recipes.huggingface_tasks import task_of_loss
+from tunecast.job.recipes.images import assume_images
 from tunecast.job.recipes.scripts.script import ScriptSource
-from tunecast.job.recipes.scripts.values import Made
+from tunecast.job.recipes.scripts.source import statements_of
+from tunecast.job.recipes.scripts.values import DottedName, Made
 from tunecast.records import NamedTuple
 
 TRAINERS: Mapping[str, str] = {
@@ -16,17 +23,19 @@ TRAINERS: Mapping[str, str] = {
     **{"DPOTrainer": "dpo", "ORPOTrainer": "orpo", "KTOTrainer": "kto", "RewardTrainer": "reward"},
     **{"GRPOTrainer": "grpo", "CPOTrainer": "cpo", "PPOTrainer": "ppo", "PPOv2Trainer": "ppo", "RLOOTrainer": "rloo"},
     **{"OnlineDPOTrainer": "online dpo", "XPOTrainer": "xpo", "NashMDTrainer": "nash-md", "BCOTrainer": "bco"},
-    **{"PRMTrainer": "process reward", "GKDTrainer": "distillation", "GOLDTrainer": "distillation"},
-    **{"MiniLLMTrainer": "distillation", "SDFTTrainer": "distillation", "SDPOTrainer": "distillation"},
-    **{"DistillationTrainer": "distillation", "AsyncGRPOTrainer": "grpo", "GSPOTokenTrainer": "grpo"},
-    **{"GRPOWithReplayBufferTrainer": "grpo", "PAPOTrainer": "grpo", "TPOTrainer": "tpo", "DDPOTrainer": "diffusion"},
-    **{"SentenceTransformerTrainer": "embedding", "CrossEncoderTrainer": "reranking", "AlignPropTrainer": "diffusion"},
-    **{"IterativeSFTTrainer": "iterative sft", "SSDTrainer": "distillation", "EBFTTrainer": "energy-based tuning"},
+    **{"PRMTrainer": "prm", "GKDTrainer": "distill", "DistillationTrainer": "distill", "GOLDTrainer": "gold"},
+    **{"MiniLLMTrainer": "minillm", "SDFTTrainer": "sdft", "SDPOTrainer": "sdpo", "SSDTrainer": "ssd"},
+    **{"AsyncGRPOTrainer": "asynchronous grpo", "GSPOTokenTrainer": "grpo", "GRPOWithReplayBufferTrainer": "grpo"},
+    **{"PAPOTrainer": "papo", "TPOTrainer": "tpo", "DDPOTrainer": "diffusion", "DiffusionGemmaSFTTrainer": "diffusion"},
+    **{"SentenceTransformerTrainer": "embed", "CrossEncoderTrainer": "rerank", "AlignPropTrainer": "diffusion"},
+    **{"IterativeSFTTrainer": "iterative sft", "EBFTTrainer": "energy-based tuning"},
 }
-"""By the name of its class: the task."""
+"""By the name of its class: the task, or what is refused by that name."""
 ARGUMENTS = (
     *("TrainingArguments", "SFTConfig", "Seq2SeqTrainingArguments", "UnslothTrainingArguments"),
-    *("DPOConfig", "GRPOConfig", "ORPOConfig", "KTOConfig", "RewardConfig"),
+    *("DPOConfig", "GRPOConfig", "ORPOConfig", "KTOConfig", "RewardConfig", "CPOConfig", "RLOOConfig", "PPOConfig"),
+    *("GKDConfig", "DistillationConfig", "PRMConfig", "SentenceTransformerTrainingArguments"),
+    "CrossEncoderTrainingArguments",
 )
 WRAPPERS = (
     *("get_peft_model", "prepare_model_for_kbit_training", "prepare_model_for_int8_training", "compile", "prepare"),
@@ -34,17 +43,19 @@ WRAPPERS = (
 )
 """Calls that give a model back, which is their first argument or `model`."""
 OTHER_MODELS: Mapping[str, str] = {
-    **dict.fromkeys(("SequenceClassification", "TokenClassification", "QuestionAnswering"), "classification"),
+    **{"SequenceClassification": "classify", "TokenClassification": "classification of tokens"},
+    "QuestionAnswering": "classification of tokens",
     **dict.fromkeys(("ImageTextToText", "Vision2Seq", "VisionModel", "VisionEncoderDecoder"), "vision"),
     **dict.fromkeys(("MaskedLM", "Seq2SeqLM"), "another architecture than a decoder"),
     **dict.fromkeys(("SpeechSeq2Seq", "Whisper", "Csm", "TextToWaveform", "AudioModel", "SpeechT5"), "audio"),
-    **dict.fromkeys(("SentenceTransformer", "AutoModel.from_pretrained"), "embedding"),
+    **dict.fromkeys(("SentenceTransformer", "AutoModel.from_pretrained"), "embed"),
     **dict.fromkeys(("DiffusionPipeline", "UNet2DConditionModel", "StableDiffusion", "FluxPipeline"), "diffusion"),
     **dict.fromkeys(("DiffusionGemma", "BlockDiffusion"), "diffusion"),
 }
 """Parts of a class's name, and what it is trained for."""
 SERVED = ("vllm.LLM",)
 """Models that answer and are not trained."""
+COLUMNS = ("image", "images", "pixel_values")
 VISION_COLLATORS = ("UnslothVisionDataCollator", "DataCollatorForVisionLanguageModeling")
 
 
@@ -123,16 +134,52 @@ def other_kind(script: ScriptSource, training: ScriptTraining) -> str | None:
     for part, kind in OTHER_MODELS.items():
         if any(part in name for name in names):
             return kind
-    return "vision" if any(True for _ in script.of(*VISION_COLLATORS)) else None
+    if any(True for _ in script.of(*VISION_COLLATORS)):
+        return "vision"
+    return "vision" if sees(model_name(training.model)) and names_images(script) else None
+
+
+def sees(model: str | None) -> bool:
+    """A model with a tower, as far as that is known here."""
+    known = known_model(model)
+    return known is not None and "vision_config" in known.raw
+
+
+def names_images(script: ScriptSource) -> bool:
+    """Its text takes images out of the data's rows: `example["image"]`."""
+    try:
+        statements = statements_of(Path(script.file))
+    except TunecastError:
+        return False
+    return any(
+        isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant) and node.slice.value in COLUMNS
+        for statement in statements
+        for node in ast.walk(statement)
+    )
 
 
 def put_task(draft: Draft, script: ScriptSource, training: ScriptTraining) -> None:
-    kind = other_kind(script, training)
-    if training.task not in TASKS:
-        draft.refuse(training.task, "nothing of this kind of training is modelled")
-    elif kind is not None:
-        draft.refuse(kind, "models that continue text are modelled")
-    elif training.task == "sft":
+    kind, keys = other_kind(script, training), script.called(draft)
+    loss = training.arguments.get("loss_type") if training.arguments is not None else None
+    task = task_of_loss(training.task, loss)
+    if task not in TASKS:
+        draft.refuse(task, "nothing of this kind of training is modelled")
+    elif kind == "classify" and task == "sft":
+        draft.put("task", kind, keys, training.trainer.title)
+        return
+    elif kind not in (None, "vision", "classify") and (kind, task) != ("embed", "embed"):
+        draft.refuse(str(kind), "models that continue text are modelled")
+    if kind == "vision":
+        assume_images(draft)
+    if task == "sft":
         draft.assume("task", "sft")
-    else:
-        draft.put("task", training.task, script.called(draft), training.trainer.title)
+    elif task in TASKS:
+        draft.put("task", task, keys, training.trainer.title)
+
+
+def model_name(given: Any) -> str | None:
+    """Of a model that is named, or of the call that loads it."""
+    found = loaded(given)
+    if isinstance(found, Made):
+        found = found.get("model_name") or found.get("pretrained_model_name_or_path", 0)
+    return found if isinstance(found, str) and not isinstance(found, DottedName) else None

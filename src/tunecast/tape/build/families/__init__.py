@@ -44,6 +44,10 @@ from tunecast.tape.build.modules import ACTIVATIONS, NoActivation
 
 FILES: Mapping[str, Mapping[str, str]] = {
     ".decoder": {"llama": "CausalLM"},
+    ".vision.qwen2": {"qwen2_vl": "Qwen2VL"},
+    ".vision.qwen2_5": {"qwen2_5_vl": "Qwen25VL"},
+    ".vision.qwen3": {"qwen3_vl": "Qwen3VL", "qwen3_vl_moe": "Qwen3VLMoe"},
+    ".vision.qwen3_5": {"qwen3_5": "Qwen35WithVision", "qwen3_5_moe": "Qwen35MoeWithVision"},
     "alibi": {"bloom": "Bloom", "mpt": "Mpt"},
     "cohere": {"cohere": "Cohere", "cohere2": "Cohere2"},
     "deepseek": {"deepseek_v2": "DeepseekV2", "deepseek_v3": "DeepseekV3"},
@@ -80,6 +84,12 @@ FILES: Mapping[str, Mapping[str, str]] = {
     "opt": {"opt": "CausalLM"},
     "qwen": {"qwen2": "Qwen2", "qwen3": "Qwen3", "qwen2_moe": "Qwen2MoeLM", "qwen3_moe": "Qwen3MoeLM"},
     "side_by_side": {"falcon": "Falcon", "gpt_neox": "GptNeox", "phi": "Phi", "stablelm": "Stablelm"},
+    ".vision.clip": {"llava": "Llava"},
+    ".vision.intern": {"internvl": "InternVL"},
+    ".vision.llama4": {"llama4": "Llama4"},
+    ".vision.mllama": {"mllama": "Mllama", "mllama_text_model": "MllamaText"},
+    ".vision.pixtral": {"mistral3": "Mistral3"},
+    ".vision.smolvlm": {"smolvlm": "SmolVLM"},
 }  # fmt: skip
 FAMILIES = {kind: (file, name) for file, classes in FILES.items() for kind, name in classes.items()}
 """By config.json's `model_type`: the file, and the class in it."""
@@ -101,6 +111,12 @@ def is_written(config: Mapping[str, Any]) -> bool:
 
 TEXT_ALONE = frozenset({"llama4", "mllama", "qwen3_5", "qwen3_5_moe"})
 """Models with eyes of which `AutoModelForCausalLM` makes the text part alone."""
+
+
+WITH_IMAGES = frozenset({
+    "internvl", "llama4", "llava", "mistral3", "mllama", "qwen3_5", "qwen3_5_moe", "smolvlm",
+})  # fmt: skip
+"""Models that are written down whole, and of which a job of text has the text part alone."""
 
 
 TEXT_OF = {("kimi_k25", "kimi_k2"): "deepseek_v3"}
@@ -132,7 +148,7 @@ def _activation_key(word: object, config: Mapping[str, Any]) -> str:
 
 def _model_of(machine: Machine, config: Mapping[str, Any]) -> Any:
     name = config["model_type"]
-    family = causal_lm(name)
+    family = causal_lm(name) if machine.pictures is not None or name not in WITH_IMAGES else None
     if family is not None:
         return family(machine, config)
     text = config.get("text_config", config)

@@ -5,16 +5,24 @@ of text loads and does not run (transformers/models/{gemma,gemma2,gemma3,siglip}
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import isqrt
 from typing import Any, ClassVar
 
 from tunecast.tape.build import decoder
 from tunecast.tape.build import functional as F
 from tunecast.tape.build.decoder import FULL, SLIDING, Config
-from tunecast.tape.build.dtypes import INT64
+from tunecast.tape.build.dtypes import BOOL, INT32, INT64
 from tunecast.tape.build.families.olmo import HeadNormedAttention, windows_but_every
 from tunecast.tape.build.machine import Machine
-from tunecast.tape.build.modules import Embedding, LayerNorm, Linear, Module, ModuleList
+from tunecast.tape.build.masks import causal_mask, window_of_blocks_mask
+from tunecast.tape.build.modules import Embedding, Module
 from tunecast.tape.build.tensor import Tensor
+from tunecast.tape.build.vision.features import put_features
+from tunecast.tape.build.vision.parts import WithParts
+from tunecast.tape.build.vision.siglip import SiglipVision
+
+TOKENS_PER_IMAGE = 256
+"""`mm_tokens_per_image` where config.json is silent (transformers/models/gemma3/configuration_gemma3.py)."""
 
 
 class ScaledEmbedding(Embedding):
@@ -130,146 +138,101 @@ class Gemma3(Gemma2):
     is_capped = False
 
 
-# ------------------------------------------------------------------------ the vision tower: weights and no forward pass
-
-
-class Convolution(Module):
-    """Patches of an image to vectors."""
-
-    def __init__(self, machine: Machine, channels: int, width: int, patch: int, bias: bool = True) -> None:
-        super().__init__(machine)
-        self.weight = self.parameter(width, channels, patch, patch)
-        if bias:
-            self.bias = self.parameter(width)
-
-
-class SiglipEmbeddings(Module):
-    def __init__(self, machine: Machine, config: Config) -> None:
-        super().__init__(machine)
-        width, patch = config["hidden_size"], config["patch_size"]
-        self.patch_embedding = Convolution(machine, config["num_channels"], width, patch)
-        positions = (config["image_size"] // patch) ** 2
-        self.position_embedding = Embedding(machine, positions, width)
-        self.position_ids = self.buffer(1, positions, dtype=INT64)
-
-
-class SiglipAttention(Module):
-    def __init__(self, machine: Machine, width: int) -> None:
-        super().__init__(machine)
-        self.k_proj = Linear(machine, width, width, bias=True)
-        self.v_proj = Linear(machine, width, width, bias=True)
-        self.q_proj = Linear(machine, width, width, bias=True)
-        self.out_proj = Linear(machine, width, width, bias=True)
-
-
-class SiglipMLP(Module):
-    def __init__(self, machine: Machine, width: int, inner: int) -> None:
-        super().__init__(machine)
-        self.fc1 = Linear(machine, width, inner, bias=True)
-        self.fc2 = Linear(machine, inner, width, bias=True)
-
-
-class SiglipLayer(Module):
-    def __init__(self, machine: Machine, config: Config) -> None:
-        super().__init__(machine)
-        width = config["hidden_size"]
-        self.layer_norm1 = LayerNorm(machine, width)
-        self.self_attn = SiglipAttention(machine, width)
-        self.layer_norm2 = LayerNorm(machine, width)
-        self.mlp = SiglipMLP(machine, width, config["intermediate_size"])
-
-
-class SiglipEncoder(Module):
-    def __init__(self, machine: Machine, config: Config) -> None:
-        super().__init__(machine)
-        self.layers = ModuleList(machine, [SiglipLayer(machine, config) for _ in range(config["num_hidden_layers"])])
-
-
-class PoolingHead(Module):
-    def __init__(self, machine: Machine, config: Config) -> None:
-        super().__init__(machine)
-        width = config["hidden_size"]
-        self.probe = self.parameter(1, 1, width)
-        self.attention = TorchAttention(machine, width)
-        self.layernorm = LayerNorm(machine, width)
-        self.mlp = SiglipMLP(machine, width, config["intermediate_size"])
-
-
-class TorchAttention(Module):
-    """torch.nn.MultiheadAttention: one weight for queries, keys and values."""
-
-    def __init__(self, machine: Machine, width: int) -> None:
-        super().__init__(machine)
-        self.in_proj_weight = self.parameter(3 * width, width)
-        self.in_proj_bias = self.parameter(3 * width)
-        self.out_proj = Linear(machine, width, width, bias=True)
-
-
-class SiglipVision(Module):
-    """transformers/models/siglip/modeling_siglip.py, `SiglipVisionModel`."""
-
-    defaults: ClassVar[Config] = {
-        "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_channels": 3, "image_size": 224,
-        "patch_size": 16, "vision_use_head": True,
-    }  # fmt: skip
-
-    def __init__(self, machine: Machine, config: Config) -> None:
-        super().__init__(machine)
-        config = {**self.defaults, **config}
-        self.embeddings = SiglipEmbeddings(machine, config)
-        self.encoder = SiglipEncoder(machine, config)
-        self.post_layernorm = LayerNorm(machine, config["hidden_size"])
-        if config["vision_use_head"]:
-            self.head = PoolingHead(machine, config)
-
-
 # -------------------------------------------------------------------- Gemma 3 with it: `Gemma3ForConditionalGeneration`
 
 
 class VisionProjector(Module):
-    def __init__(self, machine: Machine, width: int, text_width: int) -> None:
+    """`Gemma3MultiModalProjector`."""
+
+    def __init__(self, machine: Machine, config: Config) -> None:
         super().__init__(machine)
+        vision, text_width = {**SiglipVision.defaults, **config["vision_config"]}, config["text_config"]["hidden_size"]
+        width = vision["hidden_size"]
         self.mm_input_projection_weight = self.parameter(width, text_width)
         self.mm_soft_emb_norm = GemmaNorm(machine, width)
+        self.patches_per_image = vision["image_size"] // vision["patch_size"]
+        self.kernel_size = self.patches_per_image // isqrt(config.get("mm_tokens_per_image") or TOKENS_PER_IMAGE)
+        self.avg_pool = AveragePool(machine, self.kernel_size)
+
+    def forward(self, vision_outputs: Tensor) -> Tensor:
+        batch_size, _, hidden_size = vision_outputs.shape
+        reshaped_vision_outputs = vision_outputs.transpose(1, 2)
+        reshaped_vision_outputs = reshaped_vision_outputs.reshape(
+            batch_size, hidden_size, self.patches_per_image, self.patches_per_image
+        )
+        reshaped_vision_outputs = reshaped_vision_outputs.contiguous()
+        pooled_vision_outputs = self.avg_pool(reshaped_vision_outputs)
+        pooled_vision_outputs = pooled_vision_outputs.flatten(2)
+        pooled_vision_outputs = pooled_vision_outputs.transpose(1, 2)
+        normed_vision_outputs = self.mm_soft_emb_norm(pooled_vision_outputs)
+        projected_vision_outputs = F.matmul(normed_vision_outputs, self.mm_input_projection_weight)
+        return projected_vision_outputs.to(vision_outputs.dtype)
+
+
+class AveragePool(Module):
+    def __init__(self, machine: Machine, kernel: int) -> None:
+        super().__init__(machine)
+        self.kernel = kernel
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.avg_pool2d(x, self.kernel)
 
 
 class VisionAndText(Module):
+    """`Gemma3Model`."""
+
     def __init__(self, machine: Machine, config: Config) -> None:
         super().__init__(machine)
-        vision, text = config["vision_config"], config["text_config"]
-        self.vision_tower = SiglipVision(machine, vision)
-        self.multi_modal_projector = VisionProjector(machine, vision["hidden_size"], text["hidden_size"])
+        text = config["text_config"]
+        self.vision_tower = SiglipVision(machine, config["vision_config"])
+        self.multi_modal_projector = VisionProjector(machine, config)
         self.language_model: Any = Gemma3.decoder_class(machine, text, Gemma3)
         self.language_model.mask_kinds = tuple(sorted(set(text["layer_types"])))  # there in the order of a hash table
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor, pixel_values: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+    ) -> Any:  # fmt: skip
+        """Hidden states, and the features of images where there are any (`image_hidden_states`)."""
+        image_features = None
         inputs_embeds = self.language_model.embed_tokens(input_ids)
-        masks = self.language_model.masks(attention_mask, inputs_embeds)
-        return self.language_model(inputs_embeds=inputs_embeds, attention_mask=masks)
+        if pixel_values is not None:
+            image_features = self.get_image_features(pixel_values)
+            image_features = image_features.to(inputs_embeds.dtype)
+            inputs_embeds = put_features(inputs_embeds, input_ids, image_features)
+        if token_type_ids is not None:
+            block_sequence_ids = block_sequence_ids_of(token_type_ids)
+            masks = self.masks_of_blocks(attention_mask, inputs_embeds, block_sequence_ids)
+        else:
+            masks = self.language_model.masks(attention_mask, inputs_embeds)
+        hidden_states = self.language_model(inputs_embeds=inputs_embeds, attention_mask=masks)
+        return hidden_states if image_features is None else (hidden_states, image_features)
+
+    def get_image_features(self, pixel_values: Tensor) -> Tensor:
+        last_hidden_state = self.vision_tower(pixel_values=pixel_values)
+        return self.multi_modal_projector(last_hidden_state)
+
+    def masks_of_blocks(self, attention_mask: Tensor, inputs_embeds: Tensor, blocks: Tensor) -> dict[str, Any]:
+        """`create_masks_for_vision_model`: tokens of one image see each other."""
+        full_mask = causal_mask(attention_mask, inputs_embeds, blocks=blocks)
+        attention_mask.to(BOOL)  # `_preprocess_mask_arguments`
+        sliding_mask = window_of_blocks_mask(attention_mask, inputs_embeds, blocks, self.language_model.window)
+        return {FULL: full_mask, SLIDING: sliding_mask}
 
 
-class WithParts(decoder.CausalLM):
-    """A language model among other parts, all in one `model`."""
-
-    parts_class: Any
-
-    def __init__(self, machine: Machine, config: Config) -> None:
-        Module.__init__(self, machine)
-        text = self.complete(config["text_config"])
-        self.model = self.parts_class(machine, {**config, "text_config": text})
-        self.vocabulary = text["vocab_size"]
-        self.lm_head = Linear(machine, text["hidden_size"], self.vocabulary)
-        self.tied = bool(text["tie_word_embeddings"])
-
-    def layers(self) -> Any:
-        return iter(self.model.language_model.layers)
-
-    def input_embedding(self) -> Any:
-        return self.model.language_model.embed_tokens
-
-    def tie(self) -> None:
-        if self.tied:
-            self.lm_head.weight = self.input_embedding().weight
+def block_sequence_ids_of(token_type_ids: Tensor) -> Tensor:
+    """`get_block_sequence_ids_for_mask`: which image a token belongs to, -1 for text."""
+    machine, (batch, length) = token_type_ids.machine, token_type_ids.shape
+    is_image = token_type_ids.eq(1)
+    is_previous_image = machine.run("constant_pad_nd", (is_image,), (batch, length + 1), BOOL)[:, :length]
+    new_image_start = is_image & ~is_previous_image
+    starts = new_image_start.to(INT32)
+    counted = machine.run("cumsum", (starts,), starts.shape, INT64, args=(starts, 1))
+    del starts
+    group_ids = counted - 1
+    del counted
+    none = machine.run("scalar_tensor", (), (), INT64)
+    return machine.run("where", (is_image, group_ids, none), group_ids.shape, INT64)
 
 
 class Gemma3WithVision(WithParts, Gemma3):

@@ -6,116 +6,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+from tunecast.tape.build import functional as F
 from tunecast.tape.build.autograd import Gradients, Node, finish, start
 from tunecast.tape.build.convolution import CausalConv
-from tunecast.tape.build.decoder import Config
-from tunecast.tape.build.dtypes import INT64, broadcast, promote
-from tunecast.tape.build.families.gemma import Convolution, WithParts
+from tunecast.tape.build.decoder import FULL, SLIDING, Config
+from tunecast.tape.build.dtypes import BOOL, INT32, INT64, broadcast, promote
 from tunecast.tape.build.families.gemma4 import Gemma4, Gemma4Norm
 from tunecast.tape.build.machine import Machine
+from tunecast.tape.build.masks import causal_mask, window_of_blocks_mask
 from tunecast.tape.build.modules import LayerNorm, Linear, Module, ModuleList
 from tunecast.tape.build.tensor import Tensor
-
-
-class ClippableLinear(Module):
-    """Bounds of what goes in and comes out, where the checkpoint has them."""
-
-    holds_linear = True
-    """It is no linear layer to PEFT, which adapts the one inside or fails."""
-
-    def __init__(self, machine: Machine, config: Config, inputs: int, outputs: int) -> None:
-        super().__init__(machine)
-        self.linear = Linear(machine, inputs, outputs)
-        if config["use_clipped_linears"]:
-            for name in ("input_min", "input_max", "output_min", "output_max"):
-                setattr(self, name, self.buffer(dtype=machine.weights_dtype))
-
-
-class MultimodalEmbedder(Module):
-    def __init__(self, machine: Machine, width: int, text_width: int) -> None:
-        super().__init__(machine)
-        self.embedding_projection = Linear(machine, width, text_width)
-        self.embedding_pre_projection_norm = Gemma4Norm(machine, width, with_scale=False)
-
-
-# -------------------------------------------------------------------------------------------------------------- vision
-
-
-class PatchEmbedder(Module):
-    def __init__(self, machine: Machine, config: Config) -> None:
-        super().__init__(machine)
-        hidden = config["hidden_size"]
-        self.input_proj = Linear(machine, 3 * config["patch_size"] ** 2, hidden)
-        self.position_embedding_table = self.parameter(2, config["position_embedding_size"], hidden)
-
-
-class VisionAttention(Module):
-    def __init__(self, machine: Machine, config: Config) -> None:
-        super().__init__(machine)
-        hidden, width = config["hidden_size"], config["head_dim"]
-        heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
-        self.q_proj = ClippableLinear(machine, config, hidden, heads * width)
-        self.k_proj = ClippableLinear(machine, config, hidden, kv_heads * width)
-        self.v_proj = ClippableLinear(machine, config, hidden, kv_heads * width)
-        self.o_proj = ClippableLinear(machine, config, heads * width, hidden)
-        self.q_norm = Gemma4Norm(machine, width)
-        self.k_norm = Gemma4Norm(machine, width)
-        self.v_norm = Gemma4Norm(machine, width, with_scale=False)
-
-
-class VisionMLP(Module):
-    def __init__(self, machine: Machine, config: Config) -> None:
-        super().__init__(machine)
-        hidden, inner = config["hidden_size"], config["intermediate_size"]
-        self.gate_proj = ClippableLinear(machine, config, hidden, inner)
-        self.up_proj = ClippableLinear(machine, config, hidden, inner)
-        self.down_proj = ClippableLinear(machine, config, inner, hidden)
-
-
-class VisionLayer(Module):
-    def __init__(self, machine: Machine, config: Config) -> None:
-        super().__init__(machine)
-        hidden = config["hidden_size"]
-        self.self_attn = VisionAttention(machine, config)
-        self.mlp = VisionMLP(machine, config)
-        self.input_layernorm = Gemma4Norm(machine, hidden)
-        self.post_attention_layernorm = Gemma4Norm(machine, hidden)
-        self.pre_feedforward_layernorm = Gemma4Norm(machine, hidden)
-        self.post_feedforward_layernorm = Gemma4Norm(machine, hidden)
-
-
-class VisionRotary(Module):
-    """Height and width have half a head each, and both the same frequencies."""
-
-    def __init__(self, machine: Machine, head_dim: int) -> None:
-        super().__init__(machine)
-        self.inv_freq = self.buffer(-(-head_dim // 2 // 2))
-        self.original_inv_freq = self.buffer(-(-head_dim // 2 // 2))
-
-
-class VisionEncoder(Module):
-    def __init__(self, machine: Machine, config: Config) -> None:
-        super().__init__(machine)
-        self.rotary_emb = VisionRotary(machine, config["head_dim"])
-        self.layers = ModuleList(machine, [VisionLayer(machine, config) for _ in range(config["num_hidden_layers"])])
-
-
-class VisionTower(Module):
-    defaults: ClassVar[Config] = {
-        "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 16, "num_attention_heads": 12,
-        "num_key_value_heads": 12, "head_dim": 64, "patch_size": 16, "position_embedding_size": 10240,
-        "use_clipped_linears": False, "standardize": False,
-    }  # fmt: skip
-
-    def __init__(self, machine: Machine, config: Config) -> None:
-        super().__init__(machine)
-        config = {**self.defaults, **config}
-        self.patch_embedder = PatchEmbedder(machine, config)
-        self.encoder = VisionEncoder(machine, config)
-        if config["standardize"]:
-            self.std_bias = self.buffer(config["hidden_size"], dtype=machine.weights_dtype)
-            self.std_scale = self.buffer(config["hidden_size"], dtype=machine.weights_dtype)
-
+from tunecast.tape.build.vision.features import Convolution
+from tunecast.tape.build.vision.gemma4 import ClippableLinear, MultimodalEmbedder, VisionTower
+from tunecast.tape.build.vision.parts import WithParts
 
 # --------------------------------------------------------------------------------------------------------------- audio
 
@@ -223,13 +126,39 @@ def where(condition: Tensor, first: Tensor | None, second: Tensor) -> Tensor:
     return finish(node, machine.run("where", (condition, first, second), shape, dtype))
 
 
+def look_at(x: Tensor, mask: Tensor, found: int) -> None:
+    """x[mask], which is counted and let go."""
+    machine = x.machine
+    places = machine.run("nonzero", (mask,), (found, mask.dim()), INT64, args=(mask,))
+    machine.run("index", (x, places), (found,), x.dtype)
+
+
+def blocks_of_images(mm_token_type_ids: Tensor) -> Tensor:
+    """`get_block_sequence_ids_for_mask`: which image a token belongs to, -1 for text."""
+    machine, shape = mm_token_type_ids.machine, mm_token_type_ids.shape
+    is_vision = mm_token_type_ids.eq(1) | mm_token_type_ids.eq(2)
+    is_prev_vision = machine.run("roll", (is_vision,), shape, BOOL)
+    new_vision_starts = is_vision & ~is_prev_vision
+    starts = new_vision_starts.to(INT32)
+    counted = machine.run("cumsum", (starts,), shape, INT64, args=(starts, 1))
+    del starts
+    vision_group_ids = counted - 1
+    del counted
+    none = machine.run("scalar_tensor", (), (), INT64)
+    return machine.run("where", (is_vision, vision_group_ids, none), shape, INT64)
+
+
 class Parts(Module):
     """`Gemma4Model`."""
+
+    sees_both_ways = False
+    """Tokens of an image see each other."""
 
     def __init__(self, machine: Machine, config: Config) -> None:
         super().__init__(machine)
         text, vision, audio = config["text_config"], config.get("vision_config"), config.get("audio_config")
         hidden = text["hidden_size"]
+        self.sees_both_ways = text.get("use_bidirectional_attention") == "vision"
         if vision is not None:
             self.vision_tower = VisionTower(machine, vision)
         self.add_language_model(machine, text)
@@ -246,7 +175,10 @@ class Parts(Module):
         self.language_model: Any = Gemma4.decoder_class(machine, text, Gemma4)
         self.language_model.mask_kinds = tuple(sorted(set(text["layer_types"])))  # there in the order of a hash table
 
-    def forward(self, input_ids: Tensor, attention_mask: Any) -> Tensor:
+    def forward(
+        self, input_ids: Tensor, attention_mask: Any, mm_token_type_ids: Tensor | None = None,
+        pixel_values: Tensor | None = None, image_position_ids: Any = None,
+    ) -> Any:  # fmt: skip
         language_model = self.language_model
         image_mask, video_mask, audio_mask = input_ids.eq(0), input_ids.eq(0), input_ids.eq(0)
         multimodal_mask = image_mask | video_mask | audio_mask
@@ -258,14 +190,41 @@ class Parts(Module):
             pad_embedding = language_model.embed_tokens.weight[0, :]
             _llm_inputs_embeds = where(multimodal_mask[..., None], pad_embedding.view(1, 1, -1), inputs_embeds)
             per_layer_inputs = language_model.get_per_layer_inputs(llm_input_ids)
+        image_features: Any = None
+        if pixel_values is not None:
+            image_features = self.get_image_features(pixel_values, image_position_ids)
+            image_features = F.cat(image_features, 0).to(inputs_embeds.dtype)
+            image_mask.sum(range(2), dtype=INT64)
+            image_mask = image_mask.unsqueeze(-1).expand(*inputs_embeds.shape)
+            look_at(inputs_embeds, image_mask, image_features.numel())
+            inputs_embeds = F.masked_scatter(inputs_embeds, image_mask, image_features)
         position_ids = attention_mask if self.machine.packs else language_model.position_ids(inputs_embeds.shape[1])
-        block_sequence_ids = self.blocks(inputs_embeds)
-        causal_mask_mapping = language_model.masks(attention_mask, inputs_embeds, block_sequence_ids)
+        if self.sees_both_ways and mm_token_type_ids is not None:
+            blocks = blocks_of_images(mm_token_type_ids)
+            causal_mask_mapping = self.masks_of_blocks(attention_mask, inputs_embeds, blocks)
+        else:
+            block_sequence_ids = self.blocks(inputs_embeds)
+            causal_mask_mapping = language_model.masks(attention_mask, inputs_embeds, block_sequence_ids)
         outputs = language_model(
             per_layer_inputs=per_layer_inputs, attention_mask=causal_mask_mapping, position_ids=position_ids,
             inputs_embeds=inputs_embeds,
         )  # fmt: skip
-        return outputs
+        return outputs if image_features is None else (outputs, image_features)
+
+    def get_image_features(self, pixel_values: Tensor, image_position_ids: Tensor) -> list[Tensor]:
+        last_hidden_state = self.vision_tower(pixel_values=pixel_values, pixel_position_ids=image_position_ids)
+        pooler_output = self.embed_vision(inputs_embeds=last_hidden_state)
+        non_pad_mask = image_position_ids.ne(-1).all(-1)
+        self.machine.run("sum", (non_pad_mask,), (image_position_ids.shape[0],), INT64, args=(non_pad_mask, (1,)))
+        images = int(pixel_values.shape[0])
+        return pooler_output.split([pooler_output.shape[0] // images] * images, 0)
+
+    def masks_of_blocks(self, attention_mask: Tensor, inputs_embeds: Tensor, blocks: Tensor) -> dict[str, Any]:
+        """`create_masks_for_vision_model`: tokens of one image see each other in layers with windows."""
+        full_mask = causal_mask(attention_mask, inputs_embeds)
+        attention_mask.to(BOOL)  # `_preprocess_mask_arguments`
+        sliding_mask = window_of_blocks_mask(attention_mask, inputs_embeds, blocks, self.language_model.window)
+        return {FULL: full_mask, SLIDING: sliding_mask}
 
     def blocks(self, inputs_embeds: Tensor) -> Tensor | None:
         """Which image a token belongs to, where that is said of text too."""
@@ -314,6 +273,13 @@ class Gemma4WithParts(WithParts, Gemma4):
     """`Gemma4ForConditionalGeneration`."""
 
     parts_class: Any = Parts
+    counts_labels = False
+    tower_paths = ("model.vision_tower", "model.audio_tower")
+    projector_paths = ("model.embed_vision", "model.embed_audio")
+
+    def towers(self) -> Sequence[Any]:
+        """The unified model has none."""
+        return [self.model.vision_tower] if "vision_tower" in self.model.children else []
 
     def __init__(self, machine: Machine, config: Config) -> None:
         super().__init__(machine, config)

@@ -318,7 +318,7 @@ def chunked_mask(attention_mask: Tensor, inputs_embeds: Tensor, chunk: int) -> A
     del before
     pattern = and_(in_chunks(chunk, left_padding), causal)
     if machine.attention == "eager":
-        return eager_mask(attention_mask, inputs_embeds, pattern)
+        return eager_mask(attention_mask, inputs_embeds, pattern, chunk)
     return sdpa_mask(attention_mask, pattern, chunk)
 
 

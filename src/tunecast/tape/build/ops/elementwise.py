@@ -220,6 +220,9 @@ def _backward_kernel(name: str) -> Any:
 
 tanh, sigmoid, relu = _saves_result("tanh"), _saves_result("sigmoid"), _saves_result("relu")
 silu, gelu = _saves_input("silu"), _saves_input("gelu")
+logsigmoid = _saves_input("log_sigmoid")
+"""Its buffer is of no elements on a card (aten/src/ATen/native/cuda/ActivationLogSigmoidKernel.cu,
+`launch_log_sigmoid_forward_kernel`)."""
 
 
 def softplus(x: Tensor) -> Tensor:
@@ -336,6 +339,26 @@ def clamp(x: Tensor, low: float | None = None, high: float | None = None) -> Ten
     return finish(start(machine, (x,), back, (x,)), pointwise("clamp", x))
 
 
+def minimum(a: Tensor, b: Tensor) -> Tensor:
+    """Half of the gradient each where both are alike, else all of it to the smaller (derivatives.yaml)."""
+    machine, shape, dtype = a.machine, broadcast(a.shape, b.shape), promote(a.dtype, b.dtype)
+
+    def part(node: Node, gradient: Tensor, name: str) -> Tensor:
+        a, b = node.take(0), node.take(1)
+        alike, half = eq(a, b), pointwise("div", gradient)
+        out = machine.run("where", (alike, half, gradient), gradient.shape, gradient.dtype)
+        machine.launch("masked_fill_", (out, machine.run(name, (a, b), shape, BOOL)), out.dtype, out.nbytes)
+        return out
+
+    def back(node: Node, gradients: Gradients) -> Sequence[Any]:
+        second = part(node, gradients[0], "lt") if node.needs[1] else None
+        first = part(node, gradients[0], "gt") if node.needs[0] else None
+        return first, second
+
+    node = start(machine, (a, b), back, (a, b))
+    return finish(node, machine.run("minimum", (a, b), shape, dtype))
+
+
 def masked_fill(x: Tensor, mask: Tensor, value: float) -> Tensor:
     """A number where the mask is set; no gradient flows there."""
     machine, shape = x.machine, broadcast(x.shape, mask.shape)
@@ -423,18 +446,19 @@ def cat(parts: Sequence[Tensor], dim: int) -> Tensor:
 
 
 def stack(parts: Sequence[Tensor], dim: int) -> Tensor:
-    """In a new last dimension; the gradients are views."""
-    assert dim == -1, "stacked behind the last dimension only"
-    count = len(parts)
+    """In a new dimension; the gradients are views."""
+    count, place = len(parts), dim % (parts[0].dim() + 1)
 
     def back(node: Node, gradients: Gradients) -> Sequence[Any]:
         gradient = gradients[0]
-        shape, strides = gradient.shape, gradient.stride()
+        strides = gradient.stride()
+        shape, others = (tuple([*of[:place], *of[place + 1 :]]) for of in (gradient.shape, strides))
         return [
-            gradient.alias(shape[:-1], strides[:-1], gradient.offset + place * strides[-1]) for place in range(count)
+            gradient.alias(shape, others, gradient.offset + number * strides[place]) if wanted else None
+            for number, wanted in enumerate(node.needs)
         ]
 
-    shape = (*parts[0].shape, count)
+    shape = (*parts[0].shape[:place], count, *parts[0].shape[place:])
     return record(parts[0].machine.run("stack", parts, shape, parts[0].dtype), parts, back)
 
 

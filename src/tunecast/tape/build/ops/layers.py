@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from tunecast.tape.build.autograd import Gradients, Node, finish, start
@@ -85,18 +86,38 @@ def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
 
 
 def conv1d(given: Tensor, weight: Tensor, bias: Tensor | None = None, padding: int = 0, groups: int = 1) -> Tensor:
-    """[B, C, T] and [D, C / groups, K] to [B, D, T + 2 * padding - K + 1]. Input and weight are saved, whichever
-    wants a gradient; what was given outlives autocast's copy of it."""
+    """[B, C, T] and [D, C / groups, K] to [B, D, T + 2 * padding - K + 1]. What was given outlives autocast's copy of
+    it."""
     machine, x = given.machine, given
     if machine.autocast is not None:
         bias = cast_for_product(bias) if bias is not None else None
         weight = cast_for_product(weight)
         x = cast_for_product(x)
     batch, _, length = x.shape
-    channels, inputs, width = weight.shape
+    channels, _, width = weight.shape
     shape = (batch, channels, length + 2 * padding - width + 1)
-    flops = 2 * shape[0] * shape[1] * shape[2] * inputs * width
     how = ((1,), (padding,), (1,), False, (0,), groups)
+    return convolved(x, weight, bias, shape, how)
+
+
+def conv_patches(given: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """[B, C, ...] by kernels [D, C, ...] that lie side by side, in any number of dimensions."""
+    machine, x = given.machine, given
+    if machine.autocast is not None:
+        bias = cast_for_product(bias) if bias is not None else None
+        weight = cast_for_product(weight)
+        x = cast_for_product(x)
+    channels, _, *kernel = weight.shape
+    shape = (x.shape[0], channels, *[size // step for size, step in zip(x.shape[2:], kernel, strict=True)])
+    none = (0,) * len(kernel)
+    how = (tuple(kernel), none, (1,) * len(kernel), False, none, 1)
+    return convolved(x, weight, bias, shape, how)
+
+
+def convolved(x: Tensor, weight: Tensor, bias: Tensor | None, shape: tuple[int, ...], how: tuple[Any, ...]) -> Tensor:
+    """Input and weight are saved, whichever wants a gradient."""
+    machine, channels = x.machine, weight.shape[0]
+    flops = 2 * prod(shape) * prod(weight.shape[1:])
 
     def back(node: Node, gradients: Gradients) -> Sequence[Any]:
         kept = (node.take(0), node.take(1))
@@ -139,13 +160,7 @@ def negative_log_likelihood(
 ) -> Tensor:
     """In the dtype of the logits; `result` is the shape of the loss: one number, or one a row."""
     machine, shape, dtype = logits.machine, logits.shape, logits.dtype
-
-    def log_back(node: Node, gradients: Gradients) -> Sequence[Any]:
-        return (machine.run("_log_softmax_backward_data", (gradients[0], node.take(0)), shape, dtype),)
-
-    node = start(machine, (logits,), log_back)
-    log = machine.run("_log_softmax", (logits,), shape, dtype)
-    finish(node, log, log.detach())
+    log = _log_softmax(logits)
 
     def loss_back(node: Node, gradients: Gradients) -> Sequence[Any]:
         kept = (node.take(0), node.take(1))
@@ -155,6 +170,36 @@ def negative_log_likelihood(
     outs = ((result, dtype), ((), dtype))
     loss, weight = machine.run_many(f"{kernel}_forward", (log, labels), outs, args=(log, labels))
     return finish(node, loss, weight)
+
+
+def log_softmax(x: Tensor) -> Tensor:
+    """Over the last dimension. In fp32 under autocast."""
+    return _log_softmax(cast_to_float32(x))
+
+
+def _log_softmax(x: Tensor) -> Tensor:
+    machine, shape, dtype = x.machine, x.shape, x.dtype
+
+    def back(node: Node, gradients: Gradients) -> Sequence[Any]:
+        return (machine.run("_log_softmax_backward_data", (gradients[0], node.take(0)), shape, dtype),)
+
+    node = start(machine, (x,), back)
+    out = machine.run("_log_softmax", (x,), shape, dtype)
+    return finish(node, out, out.detach())
+
+
+def logsumexp(x: Tensor, dim: int) -> Tensor:
+    """torch/csrc/autograd/FunctionsManual.cpp, `logsumexp_backward`: grad * (x - result).exp()."""
+    machine, dtype = x.machine, x.dtype
+    shape = (*x.shape[:dim], *x.shape[dim + 1 :])
+
+    def back(node: Node, gradients: Gradients) -> Sequence[Any]:
+        difference = node.take(0) - node.take(1).unsqueeze(dim)
+        return (gradients[0].unsqueeze(dim) * difference.exp(),)
+
+    node = start(machine, (x,), back, (x,))
+    out = machine.run("logsumexp", (x,), shape, dtype, args=(x, (dim,)))
+    return finish(node, out, out.detach())
 
 
 def safe_softmax(x: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tunecast.tape.build.autograd import Gradients, Node, finish, start
 from tunecast.tape.build.dtypes import FLOAT32, Shape, broadcast
-from tunecast.tape.build.ops.elementwise import pointwise
+from tunecast.tape.build.ops.elementwise import add_, pointwise
 from tunecast.tape.build.ops.views import expand, reshape, t, to, transpose, view
 
 if TYPE_CHECKING:
@@ -158,6 +158,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
             return _mm(x, t(weight))
         return _addmm(bias, x, t(weight))
     shape = (*x.shape[:-1], weight.shape[0])
+    if bias is not None and not x.is_contiguous():
+        return add_(_matmul(x, t(weight)), bias)
     if bias is not None:
         flat = reshape(x, -1, x.shape[-1])
         return view(_addmm(bias, flat, t(weight)), *shape)

@@ -239,6 +239,25 @@ def split(x: Tensor, sizes: Sequence[int], dim: int) -> list[Tensor]:
     return parts
 
 
+def unbind(x: Tensor) -> list[Tensor]:
+    """Views of the entries of the first dimension; their gradients are stacked, zeros where there is none."""
+    machine, shape, dtype, strides = x.machine, x.shape, x.dtype, x.stride()
+
+    def back(node: Node, gradients: Gradients) -> Sequence[Any]:
+        for place in range(shape[0]):
+            if gradients[place] is None:
+                gradients[place] = machine.run("zeros", (), shape[1:], dtype)
+        return (machine.run("stack", gradients, shape, dtype),)
+
+    parts = [x.alias(shape[1:], strides[1:], x.offset + place * strides[0]) for place in range(shape[0])]
+    if wants(machine, x):
+        node = Node(machine, back, (x,), ())
+        node.outputs = len(parts)
+        for number, part in enumerate(parts):
+            part.node, part.number, part.requires_grad = node, number, True
+    return parts
+
+
 def chunk(x: Tensor, count: int, dim: int) -> list[Tensor]:
     """In equal parts; the last may be shorter, and there may be fewer."""
     size = -(-x.shape[dim] // count)

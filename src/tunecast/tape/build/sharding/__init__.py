@@ -16,6 +16,7 @@ pipelined.py   FSDP 2 under a pipeline: a stage's weights are gathered once per 
 ring_flash.py  Axolotl's context parallelism on paper: a rank has a part of each row, and gathers keys and values head
                by head
 scheme.py      what a stack's loop asks of the way its rank holds the model; see the package's docstring
+second.py      A second model that is only asked, beside the one that is trained: how a rank holds it
 sequence.py    A sequence over ranks: torch's context parallelism, and DeepSpeed's Ulysses
 shards.py      a parameter in two forms: the part this rank keeps, and the whole that comes and goes
 tensor.py      tensor parallelism on paper

@@ -40,6 +40,7 @@ from tunecast.tape.build.sharding.fsdp2 import FullyShard, Mesh, MixedPrecisionP
 from tunecast.tape.build.sharding.host import HOST_ASSUMED, HostOptimizer, on_card
 from tunecast.tape.build.sharding.scheme import Scheme
 from tunecast.tape.build.tensor import Tensor
+from tunecast.tape.layers import TOWERS
 
 # ---------------------------------------------------------------------------------------------------------------- FSDP2
 
@@ -58,7 +59,7 @@ OTHER_PARTS = "towers beside the text are taken as in FSDP's outermost unit, as 
 
 
 def has_other_parts(model: Any) -> bool:
-    towers = {"vision_tower", "audio_tower", "embed_vision"}
+    towers = {*TOWERS, "embed_vision"}
     return any(towers & module.children.keys() for module in model.modules())
 
 

@@ -93,9 +93,12 @@ class Scheme:
     def call(self, model: Any, forward: Callable[..., Any], *args: Any) -> Any:
         """The model, with another forward pass than its own."""
         self.begin_forward()
+        return self.end_forward(self.ask(model, forward, *args))
+
+    def ask(self, model: Any, forward: Callable[..., Any], *args: Any) -> Any:
+        """The same of the model itself, not of what is around it (`self.model` of a trainer, not its wrapper)."""
         with self.machine.autocasting(self.autocast), self.machine.within(model.path):
-            outputs = self.run(model, forward, *args)
-        return self.end_forward(outputs)
+            return self.run(model, forward, *args)
 
     def run(self, model: Any, forward: Callable[..., Any], *args: Any) -> Any:
         return forward(model, *args)

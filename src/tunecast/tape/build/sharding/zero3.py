@@ -98,21 +98,7 @@ class Zero3(FetchedWeights):
         self.gathering, self.scattering = (0, 0) if self.settings.overlap_comm is False else OVERLAPPING
         if self.gathering:
             self.machine.guesses[HANDED_ON] = None
-        store_as_floats(model, self.dtype)
-        threshold = self.settings.param_persistence_threshold
-        given = list(model.parameters())  # held: an id is a tensor's own as long as it lives
-        made = {id(tensor): Cut(tensor, self.ranks, self.dtype, tensor.numel() <= threshold) for tensor in given}
-        for module in model.modules():
-            for name, tensor in list(module.own.items()):
-                if not isinstance(tensor, Buffer):
-                    module.own[name] = made[id(tensor)].whole
-                    object.__setattr__(module, name, made[id(tensor)].whole)
-                    if isinstance(module, Linear4bit) and name == "weight":
-                        module.state.packed = made[id(tensor)].whole
-        self.all = list(made.values())
-        self.cuts = {id(cut.whole): cut for cut in self.all}
-        self.places = {number: place for place, number in enumerate(self.cuts)}
-        del given
+        self.cut_all(model)
         trained = [cut for cut in self.all if cut.trains]
         total = sum(cut.part_numel for cut in trained)
         self.parts = self.made(total, self.dtype, self.role(), self.parts_on_host)
@@ -141,6 +127,23 @@ class Zero3(FetchedWeights):
         for cut in trained:
             if id(cut.whole) not in self.in_block:
                 cut.whole.after_gradient = self.ready
+
+    def cut_all(self, model: Any) -> None:
+        """Parameters become such that come and go."""
+        store_as_floats(model, self.dtype)
+        threshold = self.settings.param_persistence_threshold
+        given = list(model.parameters())  # held: an id is a tensor's own as long as it lives
+        made = {id(tensor): Cut(tensor, self.ranks, self.dtype, tensor.numel() <= threshold) for tensor in given}
+        for module in model.modules():
+            for name, tensor in list(module.own.items()):
+                if not isinstance(tensor, Buffer):
+                    module.own[name] = made[id(tensor)].whole
+                    object.__setattr__(module, name, made[id(tensor)].whole)
+                    if isinstance(module, Linear4bit) and name == "weight":
+                        module.state.packed = made[id(tensor)].whole
+        self.all = list(made.values())
+        self.cuts = {id(cut.whole): cut for cut in self.all}
+        self.places = {number: place for place, number in enumerate(self.cuts)}
 
     def role(self) -> Role:
         return Role.ADAPTERS if self.job.method != "full" else Role.WEIGHTS
@@ -297,3 +300,15 @@ class Zero3(FetchedWeights):
 
     def forget_gradients(self) -> None:
         """Their buffer stays."""
+
+
+class AskedZero3(Zero3):
+    """An engine without an optimizer (trl/models/utils.py, `prepare_deepspeed`): parts, and nothing to train them."""
+
+    def wrap(self, model: Any) -> None:
+        self.begin(model)
+        self.gathering, self.scattering = (0, 0) if self.settings.overlap_comm is False else OVERLAPPING
+        self.cut_all(model)
+        self.frozen = [self.made(cut.part_numel, self.dtype, cut.role, self.parts_on_host) for cut in self.all]
+        self.machine.own_linear = self.linear
+        self.watch_all(model, model.model_type in WHOLE_BLOCKS)

@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from tunecast.errors import Unsupported
 from tunecast.job.job import Job
+from tunecast.job.names import LANGUAGE
 from tunecast.job.optimizers import DEFAULT_OPTIMIZER
 from tunecast.job.releases import stated
 from tunecast.job.stacks import DEFAULT_STACK, STACKS, stack_of
@@ -69,6 +70,12 @@ class StackProgram(Protocol):
     def setup(self, job: Job, given: Setup) -> Setup:
         """What of the machine is the stack's own; a stack that changes nothing has none."""
 
+    def making(self, job: Job) -> Callable[[Machine, Mapping[str, Any]], Any]:
+        """What makes the job's own model of a config.json, where that is not the language model; others have none."""
+
+    def save_beside_adapters(self, model: Any) -> None:
+        """What PEFT trains whole beside adapters; of tasks with a head of their own."""
+
     def scheme(self, job: Job, machine: Machine) -> Scheme:
         """How a rank holds the model; a stack without has each card alone, or a way of its own."""
 
@@ -77,9 +84,18 @@ def module_of(stack: str) -> StackProgram:
     return cast(StackProgram, import_module(f"tunecast.tape.build.stacks.{STACKS[stack].program}"))
 
 
+def task_program(job: Job) -> StackProgram:
+    """The program of a job's task: its stack's own, or one of tape/build/tasks."""
+    if job.task in LANGUAGE:
+        return module_of(job.stack)
+    from tunecast.tape.build.tasks import PROGRAMS
+
+    return cast(StackProgram, import_module(f"tunecast.tape.build.tasks.{PROGRAMS[job.task]}"))
+
+
 def program_of(job: Job) -> StackProgram:
     """Raises `Unsupported` for what the stack's program does not do, a line for each field."""
-    program = module_of(job.stack)
+    program = task_program(job)
     found = [not_done(job, field, refused) for field, refused in program.REFUSES.items() if refused(job)]
     if found:
         raise Unsupported("\n".join(found), field=found[0].partition(":")[0])

@@ -24,6 +24,7 @@ from tunecast.tape.build.repeats import micro_batches
 from tunecast.tape.build.stacks import Refusals, leaves_out, transformers
 from tunecast.tape.build.stacks.transformers import evaluation_loop, model, prepared, scheme
 from tunecast.tape.build.tensor import Tensor
+from tunecast.tape.build.vision.batches import image_tensors, images_in
 from tunecast.tape.op import PASS, Phase
 
 __all__ = ["REFUSES", "evaluate", "model", "scheme", "setup", "train"]
@@ -35,8 +36,11 @@ REFUSES: Refusals = {
     "offload_activations": lambda job: job.offload_activations and not stack_of(job).offloads_activations,
 }
 Batch = tuple[Tensor, ...]
-"""Tokens, mask, labels, and what else a collator makes."""
-ComputeLoss = Callable[[Job, Any, Batch, Tensor], Tensor]
+"""Tokens, mask, labels, and what else a collator makes; tokens and mask alone where there are no labels."""
+LABELS = 2
+"""Their place in it."""
+ComputeLoss = Callable[[Job, Any, Batch, Any], Tensor]
+"""Of a job, its model, a batch and the number of labels of all batches of the step, where they have any."""
 Collated = Callable[[Job, Machine, int], Batch]
 NUM_PROCESSES = 1
 """The loss is multiplied by it; factors move no memory, so any number does."""
@@ -79,7 +83,7 @@ def loss_function(job: Job, model: Any) -> Iterator[ComputeLoss]:
     model.machine.guesses[OFFLOADED] = None
     offload = Offload(model.machine, list(model.parameters()))
 
-    def compute_loss(job: Job, model: Any, inputs: Batch, num_items_in_batch: Tensor) -> Tensor:
+    def compute_loss(job: Job, model: Any, inputs: Batch, num_items_in_batch: Tensor | None) -> Tensor:
         with offload.active():
             return models_loss(job, model, inputs, num_items_in_batch)
 
@@ -92,7 +96,7 @@ def evaluate(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machin
     model, _, _ = prepared(job, config, machine, in_trainer=True)
 
     def loss_of(inputs: Sequence[Tensor]) -> Tensor:
-        return outputs_of(job, model, (inputs[0], inputs[1], inputs[2]), None)[0]
+        return outputs_of(job, model, tuple(inputs), None)[0]
 
     evaluation_loop(job, model, lengths, loss_of)
     machine.end()
@@ -100,9 +104,14 @@ def evaluate(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machin
 
 def take_steps(
     job: Job, model: Any, parameters: Sequence[Tensor], optimizer: Optimizer, lengths: Sequence[int],
-    compute_loss: ComputeLoss, collated: Collated | None = None,
+    compute_loss: ComputeLoss, collated: Collated | None = None, *, counts_labels: bool = True, shifts: bool = True,
+    begins: bool = True, prepare_inputs: Callable[[int], Batch] | None = None, repeats: bool = True,
 ) -> None:  # fmt: skip
-    """`_run_epoch`. The last loss and the last norm live until the next ones take their names."""
+    """`_run_epoch`. The last loss and the last norm live until the next ones take their names. `counts_labels`: batches
+    have labels under that name, and the loss is a sum over those of them all. `shifts`: a label is the token that
+    follows. `begins`: the forward pass begins with the loss; else `compute_loss` says when (`begin_pass`).
+    `prepare_inputs` makes the batch of each micro-batch when its turn comes (`_prepare_inputs`), `repeats`: it does the
+    same for all but the first."""
     machine = model.machine
     kind = optimizer_of(job)
     if not (kind.projection or kind.spares_ends or machine.scheme.groups_itself):
@@ -110,12 +119,19 @@ def take_steps(
     tr_loss = machine.run("_to_copy", (), (), FLOAT32)
     tr_loss_step = grad_norm = None
     for length in machine.steps(lengths):
-        batch_samples, num_items_in_batch = batches(job, machine, length, collated or rows)
-        for number in micro_batches(machine, job.grad_accum):
+        if prepare_inputs is None:
+            found = batches(job, machine, length, collated or rows)  # those before are there until labels are counted
+            has_labels = counts_labels and model.counts_labels and len(found[0]) > LABELS
+            count = labels_in(machine, found, shifts) if has_labels else None
+            batch_samples, num_items_in_batch = found, count
+            del found, count
+        else:
+            batch_samples, num_items_in_batch = [()] * job.grad_accum, None
+        for number in micro_batches(machine, job.grad_accum, repeats):
             machine.take_turn(number)
-            inputs = batch_samples[number]
+            inputs = batch_samples[number] if prepare_inputs is None else prepare_inputs(number)
             with machine.scheme.micro_batch(last=number == job.grad_accum - 1):
-                tr_loss_step = training_step(job, model, inputs, num_items_in_batch, compute_loss)
+                tr_loss_step = training_step(job, model, inputs, num_items_in_batch, compute_loss, begins=begins)
             machine.run("isnan", (tr_loss_step,), (), BOOL)
             machine.run("isinf", (tr_loss_step,), (), BOOL)
             if machine.era.release < (5, 0):
@@ -138,7 +154,7 @@ class Grouped(Optimizer):
 
     def __init__(self, parameters: Sequence[Tensor], wide: Collection[int]) -> None:
         super().__init__(parameters)
-        decay = [getattr(p, "decays", p.dim() > 1) for p in parameters]  # a piece of a flat parameter has one dimension
+        decay = [decays(p) for p in parameters]
         groups = [[p for p, does in zip(parameters, decay, strict=True) if does is kind] for kind in (True, False)]
         make = self.machine.scheme.optimizer
         self.groups = [make(group, (), ()) for group in groups if group]
@@ -151,46 +167,71 @@ class Grouped(Optimizer):
             group.step()
 
 
+def decays(parameter: Tensor) -> bool:
+    """transformers/trainer.py, `get_decay_parameter_names`: all but biases and norms, which have one dimension. So have
+    DoRA's magnitudes, which decay, and pieces of a flat parameter, which know what they are pieces of."""
+    own: bool | None = getattr(parameter, "decays", None)
+    if own is not None:
+        return own
+    return parameter.dim() > 1 or parameter.block.module.endswith("lora_magnitude_vector")
+
+
 def embeddings(model: Any) -> set[int]:
     """Ids of the weights of every nn.Embedding."""
     return {id(module.weight) for module in model.modules() if isinstance(module, Embedding)}
 
 
-def batches(job: Job, machine: Machine, length: int, collated: Collated) -> tuple[list[Batch], Tensor]:
-    """`get_batch_samples`: every micro-batch, and how many labels count."""
+def batches(job: Job, machine: Machine, length: int, collated: Collated) -> list[Batch]:
+    """`get_batch_samples`: every micro-batch of a step."""
     found: list[Batch] = []
     for number in range(job.grad_accum):
         machine.take_turn(number)
         found.append(collated(job, machine, machine.scheme.tokens_of(length)))
+    return found
+
+
+def labels_in(machine: Machine, found: Sequence[Batch], shifts: bool = True) -> Tensor:
+    """`_get_num_items_in_batch`: how many labels count."""
     total: Any = None
     for number, batch in enumerate(found):
         machine.take_turn(number)
-        batch_rows, tokens = batch[2].shape
-        counted = (batch_rows, tokens - (machine.era.release >= (5, 0)))
-        count = machine.run("ne", (batch[2],), counted, BOOL).sum(range(2), dtype=INT64)
+        *outer, tokens = batch[LABELS].shape
+        counted = (*outer, tokens - (shifts and machine.era.release >= (5, 0)))
+        count = machine.run("ne", (batch[LABELS],), counted, BOOL).sum(range(len(counted)), dtype=INT64)
         total = machine.run("add", (count,), (), INT64)
         del count
-    return found, machine.scheme.summed_over_ranks(total)
+    return machine.scheme.summed_over_ranks(total)
 
 
 def rows(job: Job, machine: Machine, length: int) -> Batch:
-    ids, mask, labels = [machine.run("_to_copy", (), (job.micro_batch, length), INT64) for _ in range(3)]
-    return ids, mask, labels
+    ids, mask = [machine.run("_to_copy", (), (job.micro_batch, length), INT64) for _ in range(2)]
+    images = image_tensors(machine, job.micro_batch, length)
+    return ids, mask, machine.run("_to_copy", (), (job.micro_batch, length), INT64), *images
 
 
-def training_step(job: Job, model: Any, inputs: Batch, num_items_in_batch: Tensor, compute_loss: ComputeLoss) -> Tensor:
-    machine = model.machine
-    machine.phase, machine.in_forward = Phase.FORWARD, True
-    machine.of_host(PASS)
+def training_step(
+    job: Job, model: Any, inputs: Batch, num_items_in_batch: Tensor | None, compute_loss: ComputeLoss,
+    *, begins: bool = True,
+) -> Tensor:  # fmt: skip
+    if begins:
+        begin_pass(model.machine)
     loss = compute_loss(job, model, inputs, num_items_in_batch)
+    if num_items_in_batch is None:
+        loss = loss / job.grad_accum
     backward(loss / job.grad_accum)
     return loss.detach()
 
 
-def models_loss(job: Job, model: Any, inputs: Batch, num_items_in_batch: Tensor) -> Tensor:
+def begin_pass(machine: Machine) -> None:
+    """The forward pass that the loss is computed of."""
+    machine.phase, machine.in_forward = Phase.FORWARD, True
+    machine.of_host(PASS)
+
+
+def models_loss(job: Job, model: Any, inputs: Batch, num_items_in_batch: Tensor | None) -> Tensor:
     """`compute_loss`: the model's own, over the number of labels. The logits go with the other outputs."""
     loss, _ = outputs_of(job, model, inputs, num_items_in_batch)
-    return loss.mul_(NUM_PROCESSES)
+    return loss if num_items_in_batch is None else loss.mul_(NUM_PROCESSES)
 
 
 def outputs_of(job: Job, model: Any, inputs: Batch, num_items_in_batch: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -199,13 +240,14 @@ def outputs_of(job: Job, model: Any, inputs: Batch, num_items_in_batch: Tensor |
     model.gives_logits, vars(model)["num_items_in_batch"] = True, num_items_in_batch
     scheme.begin_forward()
     with model.machine.autocasting(scheme.autocast):
-        outputs = model(*inputs)
+        outputs = model(*inputs[:3], **images_in(model.machine, inputs[3:]))
     vars(model)["num_items_in_batch"] = None
     if not isinstance(outputs, tuple):
         return scheme.end_forward(outputs), None
-    loss, logits = outputs
+    loss, *others = outputs
     del outputs
     if scheme.autocast is not None:
-        logits = logits.float()
+        others = [output.float() for output in others]
+    logits = others[0]
     loss, logits = scheme.end_forward((loss, logits))
     return loss, logits

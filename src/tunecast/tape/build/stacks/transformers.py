@@ -26,6 +26,7 @@ from tunecast.tape.build.sharding import Scheme, scheme_of
 from tunecast.tape.build.sharding.scheme import ranks_of
 from tunecast.tape.build.stacks import Refusals, leaves_out
 from tunecast.tape.build.tensor import Tensor
+from tunecast.tape.build.vision.batches import image_tensors, images_in
 from tunecast.tape.op import PASS, Phase
 
 PACKED_LAYERS = {
@@ -39,7 +40,10 @@ REFUSES: Refusals = {
     "compile": lambda job: (
         job.compile
         and (
-            is_flash(job.attention) or bool(chosen_kernels(job)) or job.quantization.format in ("int8", *PACKED_LAYERS)
+            is_flash(job.attention)
+            or bool(chosen_kernels(job))
+            or job.quantization.format in ("int8", *PACKED_LAYERS)
+            or job.vision.has_images
         )
     ),
     "matmul_dtype": lambda job: (
@@ -55,6 +59,7 @@ NOT_FUSED = (
     "less time"
 )
 POSITIONS = ("max_position_embeddings", "n_positions")
+Making = Callable[[Machine, Mapping[str, Any]], Any]
 
 
 def model(machine: Machine, config: Mapping[str, Any]) -> Any:
@@ -90,16 +95,17 @@ def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: 
 
 def prepared(
     job: Job, config: Mapping[str, Any], machine: Machine, adapting: Callable[[Job, Any], None] = adapt,
-    *, in_trainer: bool = False,
+    *, in_trainer: bool = False, making: Making = model_of,
 ) -> tuple[Any, list[Tensor], Optimizer]:  # fmt: skip
     """What stands on the card when the first step begins; `adapting` is the stack's own way to it. The Trainer empties
-    the cache (`free_memory`) before it wraps the model (`accelerator.prepare`), so what that leaves stays cached."""
+    the cache (`free_memory`) before it wraps the model (`accelerator.prepare`), so what that leaves stays cached.
+    `making` gives the model of a config.json, where it is not the language model."""
     if job.optimizer_in_backward:
         part("optimizers.state").require_one_gradient(job)
     machine.run("zeros", (), (1,), FLOAT32)
     scheme = machine.scheme
     with scheme.loading():
-        model = load(job, config, machine)
+        model = load(job, config, machine, making=making)
         machine.guesses.update(dict.fromkeys(guesses(machine.era, model.model_type)))
         if job.loss == "chunked" and stack_of(job).is_plain_loop:
             part("chunked").apply(model)
@@ -132,7 +138,7 @@ def linear_weights(model: Any) -> list[Tensor]:
 
 def load(
     job: Job, config: Mapping[str, Any], machine: Machine, reading: Mapping[str, int] | None = None,
-    *, over_host: bool = False, cutting: Callable[[Any], None] | None = None,
+    *, over_host: bool = False, cutting: Callable[[Any], None] | None = None, making: Making = model_of,
 ) -> Any:  # fmt: skip
     """Of steps alone the model is made on the card; `reading` are the options of `load_checkpoint`, where it is read
     all the same, and `over_host` says that it is moved to the card afterwards. `cutting` leaves of each weight what a
@@ -140,7 +146,7 @@ def load(
     if reading is None and reads_checkpoint(job):
         reading = {}
     text = config.get("text_config", config)
-    model = model_of(machine, with_room(config, max(job.lengths or (job.seq_len,))))
+    model = making(machine, with_room(config, max(job.lengths or (job.seq_len,))))
     if model is None:
         raise Unsupported.at(
             "model", f"the closed form does not know the architecture {text['model_type']!r}. To fix: --engine traced"
@@ -230,24 +236,30 @@ def evaluate(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machin
 
     def loss_of(inputs: Sequence[Tensor]) -> Tensor:
         with machine.autocasting(machine.scheme.autocast):
-            return first_of(model(*inputs))
+            return first_of(model(*inputs[:3], **images_in(machine, inputs[3:])))
 
     evaluation_loop(job, model, lengths, loss_of)
     machine.end()
 
 
 def evaluation_loop(
-    job: Job, model: Any, lengths: Sequence[int], loss_of: Callable[[Sequence[Tensor]], Tensor]
-) -> None:
+    job: Job, model: Any, lengths: Sequence[int], loss_of: Callable[[Sequence[Tensor]], Tensor],
+    collated: Callable[[Job, Machine, int], Sequence[Tensor]] | None = None,
+) -> None:  # fmt: skip
     """`evaluation_loop` without compute_metrics (transformers' trainer.py, 5.17.0): outputs go where `prediction_step`
-    returns, the batch when the next one takes its name, and of each batch a loss a row is kept."""
+    returns, the batch when the next one takes its name, and of each batch a loss a row is kept. `collated`: batches of
+    others than tokens, mask and labels."""
     machine = model.machine
     repeats = stack_of(job).is_plain_loop and not job.compile
     passes_of_batches = RepeatedPasses(machine, (), lengths, repeats)
     inputs: Any = None
     losses: Any = None
     for length in machine.steps(lengths):
-        inputs = [machine.run("_to_copy", (), (job.micro_batch, length), INT64) for _ in range(3)]
+        if collated is None:
+            inputs = [machine.run("_to_copy", (), (job.micro_batch, length), INT64) for _ in range(3)]
+            inputs += image_tensors(machine, job.micro_batch, length)
+        else:
+            inputs = list(collated(job, machine, length))
         loss = passes_of_batches.repeat(inputs)
         if loss is None:
             machine.phase, machine.in_forward = Phase.FORWARD, True
@@ -274,6 +286,10 @@ def take_steps(
     def next_batch(length: int) -> None:
         batch[0] = machine.run("randint", (), (job.micro_batch, length), INT64)
         batch[1] = machine.run("ones_like", batch[:1], batch[0].shape, INT64)
+        batch[2:] = image_tensors(machine, job.micro_batch, length)
+
+    def images() -> dict[str, Tensor]:
+        return images_in(machine, batch[2:])
 
     def passes() -> Tensor:
         for micro in micro_batches(machine, job.grad_accum, repeats):
@@ -285,7 +301,7 @@ def take_steps(
                 scheme.begin_forward()
                 machine.of_host(PASS)
                 with machine.autocasting(scheme.autocast):
-                    loss = first_of(scheme.end_forward(run(*batch, batch[0]))) / job.grad_accum
+                    loss = first_of(scheme.end_forward(run(*batch[:2], batch[0], **images()))) / job.grad_accum
                 backward(loss)
         return loss
 

@@ -7,7 +7,8 @@ chunked another way, for which the newest stands in, and that is said.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from tunecast.job.job import Job
@@ -30,6 +31,7 @@ from tunecast.tape.build.stacks import Refusals, trainer
 from tunecast.tape.build.stacks.trainer import NUM_PROCESSES, Batch, models_loss, outputs_of, take_steps
 from tunecast.tape.build.stacks.transformers import evaluation_loop, model, prepared, scheme
 from tunecast.tape.build.tensor import Tensor
+from tunecast.tape.build.vision.batches import images_in
 
 __all__ = ["REFUSES", "evaluate", "model", "scheme", "setup", "train"]
 
@@ -94,10 +96,9 @@ def evaluate(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machin
     whole = has_whole_head(job, release)
 
     def loss_of(inputs: Sequence[Tensor]) -> Tensor:
-        batch = inputs[0], inputs[1], inputs[2]
         if whole:
-            return outputs_of(job, model, batch, None)[0]
-        return machine.scheme.call(model, fused_forward, *batch).loss
+            return outputs_of(job, model, tuple(inputs), None)[0]
+        return fused_outputs(model, tuple(inputs)).loss
 
     evaluation_loop(job, model, lengths, loss_of)
     machine.end()
@@ -108,13 +109,17 @@ def chunks(job: Job) -> bool:
 
 
 def set_up(
-    job: Job, config: Mapping[str, Any], machine: Machine, release: tuple[int, int]
-) -> tuple[Any, list[Tensor], Optimizer]:
-    """Model, what is trained of it, and its optimizer, as SFTTrainer makes them."""
+    job: Job, config: Mapping[str, Any], machine: Machine, release: tuple[int, int],
+    before_training: Callable[[Any], None] | None = None,
+) -> tuple[Any, list[Tensor], Optimizer]:  # fmt: skip
+    """Model, what is trained of it, and its optimizer, as TRL's trainers make them; `before_training` is what else
+    their `__init__` does with the model."""
 
     def adapting(job: Job, model: Any) -> None:
         adapt(as_peft_makes_them(job), model)
         cast(job, model, release)
+        if before_training is not None:
+            before_training(model)
 
     return prepared(job, config, machine, adapting, in_trainer=True)
 
@@ -186,10 +191,10 @@ def cast(job: Job, model: Any, release: tuple[int, int]) -> None:
 # ------------------------------------------------------------------------------------------ before the fused head
 
 
-def metrics_loss(job: Job, model: Any, inputs: Batch, num_items_in_batch: Tensor) -> Tensor:
+def metrics_loss(job: Job, model: Any, inputs: Batch, num_items_in_batch: Tensor | None) -> Tensor:
     """`compute_loss` of 0.15 to 1.0."""
     loss, logits = outputs_of(job, model, inputs, num_items_in_batch)
-    loss = loss.mul_(NUM_PROCESSES)
+    loss = loss if num_items_in_batch is None else loss.mul_(NUM_PROCESSES)
     if logits is None:  # kernels that make none
         return loss
     machine = model.machine
@@ -228,13 +233,15 @@ def entropy_from_logits(logits: Tensor) -> Tensor:
 # ------------------------------------------------------------------------------------------------------- the fused head
 
 
-def fused_loss(job: Job, model: Any, inputs: Batch, num_items_in_batch: Tensor) -> Tensor:
+def fused_loss(job: Job, model: Any, inputs: Batch, num_items_in_batch: Tensor | None) -> Tensor:
     machine = model.machine
-    outputs = machine.scheme.call(model, fused_forward, *inputs[:3])
+    outputs = fused_outputs(model, inputs)
     if machine.scheme.sequence is None:
         per_token_loss = -outputs.log_probs
-        loss = per_token_loss.sum() / machine.run("clamp", (num_items_in_batch,), (), INT64)
-        loss = loss * NUM_PROCESSES
+        num_tokens = outputs.label_mask.sum(range(2)) if num_items_in_batch is None else num_items_in_batch
+        loss = per_token_loss.sum() / machine.run("clamp", (num_tokens,), (), INT64)
+        if num_items_in_batch is not None:
+            loss = loss * NUM_PROCESSES
     else:
         loss = outputs.loss
     num_valid = counted(outputs.label_mask)
@@ -246,6 +253,12 @@ def fused_loss(job: Job, model: Any, inputs: Batch, num_items_in_batch: Tensor) 
     local = machine.run("_to_copy", (), (), INT64) if machine.packs else inputs[1].sum(range(2), dtype=INT64)
     machine.run("sum", (local,), (), INT64)
     return loss
+
+
+def fused_outputs(model: Any, inputs: Batch) -> Any:
+    machine = model.machine
+    forward = partial(fused_forward, **images_in(machine, inputs[3:])) if machine.pictures else fused_forward
+    return machine.scheme.call(model, forward, *inputs[:3])
 
 
 def counted(measured: Tensor) -> Tensor:

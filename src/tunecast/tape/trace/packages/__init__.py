@@ -13,6 +13,7 @@
     flash_interface.py   the functions of flash-attn that training code calls
     flash_kernels.py     its CUDA extensions: they allocate in the order of the C++ code
     fsdp.py              `fully_shard`: its blocks get names, its copies their tables
+    generation.py        `generate()`: completions run to their full length
     inductor/            torch.compile: the real compiler runs, its kernels do not
     megatron.py          states of Megatron Core's random numbers
     transformers.py      `from_pretrained` without weights
@@ -90,6 +91,7 @@ def install(recorder: Any) -> None:
         dtensor,
         flash_attention,
         fsdp,
+        generation,
         inductor,
         megatron,
         transformers,
@@ -99,6 +101,6 @@ def install(recorder: Any) -> None:
 
     for package in (
         accelerate, apollo, bitsandbytes, collectives, ddp, deepspeed, distributed, dtensor, flash_attention, fsdp,
-        inductor, megatron, transformers, triton, unsloth,
+        generation, inductor, megatron, transformers, triton, unsloth,
     ):  # fmt: skip
         package.install(recorder)

@@ -42,11 +42,17 @@ from tunecast.tape.build.sharding.scheme import Scheme
 from tunecast.tape.build.stacks import Refusals, leaves_out, transformers
 from tunecast.tape.build.stacks.automodel.experts import use_own_experts
 from tunecast.tape.build.stacks.automodel.lora import insert_adapters
-from tunecast.tape.build.stacks.automodel.models import fuse_norms, make_own, switch_on_checkpointing
+from tunecast.tape.build.stacks.automodel.models import (
+    freeze_towers,
+    fuse_norms,
+    make_own,
+    switch_on_checkpointing,
+)
 from tunecast.tape.build.stacks.automodel.parallel import cut, ends_of_stage, scheme
 from tunecast.tape.build.stacks.automodel.pipeline import pipelined
 from tunecast.tape.build.stacks.transformers import load, model
 from tunecast.tape.build.tensor import Tensor
+from tunecast.tape.build.vision.batches import image_tensors, images_in
 from tunecast.tape.op import Phase
 
 __all__ = ["REFUSES", "model", "scheme", "train"]
@@ -72,6 +78,10 @@ NOT_WRITTEN = (
     "Automodel's own code of {} is not written down but for experts and norms: transformers' modules stand for the "
     "rest, and torch's kernels for those of Transformer Engine, DeepEP and others"
 )
+WITH_IMAGES = (
+    "of Automodel's training with images transformers' model is taken, its tower frozen and spread as Automodel does; "
+    "nobody traced it"
+)
 NO_LIGER = "Liger's kernels, which Automodel uses where the package is installed, are left out"
 
 
@@ -82,16 +92,19 @@ def setup(job: Job, given: Setup) -> Setup:
 
 def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: Machine) -> None:
     kind = config.get("text_config", config)["model_type"]
+    is_own = kind in OWN_MODELS and machine.pictures is None  # a language model beside a tower is transformers'
     machine.guesses[READ] = None
+    if machine.pictures is not None:
+        machine.guesses[WITH_IMAGES] = None
     if kind in OWN_CODE:
         machine.guesses[NOT_WRITTEN.format(kind)] = None
-    elif kind not in OWN_MODELS:
+    elif not is_own:
         machine.assumptions[NO_LIGER] = None
     machine.run("zeros", (), (1,), FLOAT32)
     scheme = machine.scheme
     with scheme.loading():
         model = load(job, config, machine, cutting=lambda model: cut(job, model))
-        if kind in OWN_MODELS:
+        if is_own:
             make_own(model, kind)
         elif kind in OWN_CODE:
             fuse_norms(model)
@@ -99,11 +112,12 @@ def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: 
             machine.use_attention(job.attention)  # fused too where transformers has none, as of gpt-oss
         if job.method != "full":
             insert_adapters(job, model)
+        freeze_towers(job, model)
         cut_ends(model, ends_of_stage(job, machine))
     if CUT_HEAD not in job.kernels:
         vars(model)["output"] = lambda logits, labels: logits  # the loss is the recipe's
     if job.gradient_checkpointing:
-        whole = kind not in OWN_MODELS or job.parallel.expert > 1
+        whole = not is_own or job.parallel.expert > 1
         switch_on_checkpointing(model, whole_layers=whole)
         model.input_embedding().gives_gradient = whole and type(scheme) is Scheme  # transformers' own
     scheme.wrap(model)
@@ -166,9 +180,10 @@ def forward(job: Job, model: Any, length: int) -> tuple[Sequence[Tensor], Tensor
     """The batch, what the model makes of it, and the loss."""
     machine = model.machine
     batch = [machine.run("_to_copy", (), (job.micro_batch, length), INT64) for _ in range(3)]
+    batch += image_tensors(machine, job.micro_batch, length)
     machine.phase, machine.in_forward = Phase.FORWARD, True
     machine.scheme.begin_forward()
-    outputs = model(*batch)
+    outputs = model(*batch[:3], **images_in(machine, batch[3:]))
     if CUT_HEAD in job.kernels:
         return batch, outputs, outputs
     return batch, outputs, masked_cross_entropy(outputs, batch[2], widens=job.loss != "low_precision")

@@ -11,9 +11,11 @@ from collections.abc import Callable
 from types import MethodType
 from typing import Any
 
+from tunecast.job.job import Job
 from tunecast.tape.build import attention
 from tunecast.tape.build.decoder import SelfAttention
 from tunecast.tape.build.dtypes import FLOAT32, INT64
+from tunecast.tape.build.frozen import freeze_parts, trained_parts
 from tunecast.tape.build.modules import Module, RMSNorm
 from tunecast.tape.build.recompute import checkpoint
 from tunecast.tape.build.stacks.torchtune.modules import fused_rms_norm
@@ -21,6 +23,8 @@ from tunecast.tape.build.tensor import Tensor
 
 WRAPPED = ("mlp", "self_attn", "input_layernorm", "post_attention_layernorm")
 """`apply_submodule_checkpointing`, in its order."""
+TOWER_PATTERNS = ("vision", "visual", "image_encoder")
+"""`apply_parameter_freezing`."""
 
 
 def make_own(model: Any, kind: str) -> None:
@@ -94,9 +98,32 @@ def made_tables(rotary: Any, length: int) -> tuple[Tensor, Tensor]:
     return cos, (emb.sin() * rotary.attention_scaling).to(machine.weights_dtype)
 
 
+def freeze_towers(job: Job, model: Any) -> None:
+    """components/utils/model_utils.py, `apply_parameter_freezing`: a tower is frozen by the names of modules, so that a
+    projector inside it, as Qwen's merger is, is frozen with it; adapters too."""
+    freeze_parts(job, model)
+    trained = trained_parts(job)
+    if trained is None or "tower" in trained:
+        return
+    for module in model.modules() if model.towers() else ():
+        if any(pattern in module.path.lower() for pattern in TOWER_PATTERNS):
+            for tensor in module.own.values():
+                tensor.requires_grad = False
+
+
+def trained_tower_layers(model: Any) -> list[list[Any]]:
+    """Of each tower that is not frozen. A frozen one is part of the outermost unit of FSDP 2 (`FSDP2Config`,
+    `frozen_sharding: root`), and its layers are not checkpointed
+    (`_filter_layer_groups_for_activation_checkpointing`)."""
+    groups = [list(tower.layers()) for tower in model.towers()]
+    return [layers for layers in groups if any(p.requires_grad for layer in layers for p in layer.parameters())]
+
+
 def switch_on_checkpointing(model: Any, whole_layers: bool) -> None:
     """Both kinds are torch's without reentrance. Alone on a card, of whole layers, transformers' own is switched on,
     which wants gradients of the embeddings."""
+    for layer in (layer for layers in trained_tower_layers(model) for layer in layers):
+        layer.checkpoint = True
     for layer in model.layers():
         if whole_layers:
             layer.checkpoint = True

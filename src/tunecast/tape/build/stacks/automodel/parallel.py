@@ -32,6 +32,7 @@ from tunecast.tape.build.sharding.scheme import Scheme, ranks_of
 from tunecast.tape.build.sharding.sequence import Ring
 from tunecast.tape.build.sharding.tensor import TensorParallel, before
 from tunecast.tape.build.sharding.unit import mesh_of_ranks
+from tunecast.tape.build.stacks.automodel.models import trained_tower_layers
 from tunecast.tape.build.tensor import Tensor
 
 READ = "Automodel's {} parallelism follows its source and was not traced"
@@ -63,6 +64,9 @@ class AutomodelFsdp(PipelinedFsdp2):
         if self.job.quantization.format is not None:
             store_as_floats(sharder, model)
         layers, reshards = list(model.layers()), parallel.reshard_after_forward
+        for of_tower in trained_tower_layers(model):
+            for layer in of_tower:
+                sharder.shard([layer], reshards and layer is not of_tower[-1])
         for layer in layers:
             self.wrap_experts(layer)
             kept = layer is layers[-1] and parallel.expert == 1

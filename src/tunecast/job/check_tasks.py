@@ -1,0 +1,90 @@
+"""What contradicts what in what a job is trained for (rules of `check.py`)."""
+
+from __future__ import annotations
+
+from tunecast.job.kernels import CUT_HEAD, FUSED_HEAD, LIGER_PARTS
+from tunecast.job.knob import shown
+from tunecast.job.names import HEADS, PREFERENCES, REFERENCED
+from tunecast.job.rules import Rule, adding_to
+from tunecast.job.stacks import STACKS
+
+RULES: list[Rule] = []
+rule = adding_to(RULES)
+LABELS = {"reward": 1, "rerank": 1, "classify": 2, "prm": 2}
+"""Outputs of a task's head where nobody says: one of a reward (trl/trainer/reward_trainer.py) and of a reranker, else
+`num_labels` of transformers' configurations."""
+
+
+@rule("task", "stack")
+def task_is_modelled(task: str, stack: str) -> str | None:
+    if task in STACKS[stack].tasks:
+        return None
+    known = ", ".join(name for name, each in STACKS.items() if task in each.tasks)
+    got = f"got {task}, which is not modelled of {stack}; allowed there: {', '.join(STACKS[stack].tasks)}"
+    return f"{got}. To fix: stack {known}; or trace your own script, `tunecast trace -- train.py`"
+
+
+@rule("head.labels", "task")
+def outputs_of_a_head(labels: int | None, task: str) -> str | None:
+    """trl/trainer/reward_trainer.py: "reward models require `num_labels=1`"."""
+    if task == "reward" and labels != 1:
+        return f"got {labels} with task reward, whose trainer takes a model of one output; allowed: 1; nearest: 1"
+    if task == "embed" and labels is not None:
+        return f"got {labels} with task embed, which compares hidden states and has no head; allowed: null"
+    return None
+
+
+@rule("distill.teacher", "task", "stack")
+def a_student_has_a_teacher(teacher: str | None, task: str, stack: str) -> str | None:
+    if teacher is not None or task != "distill" or task not in STACKS[stack].tasks:
+        return None
+    return "got null with task distill, which learns from another model; allowed: a model's name, as llama-3.1-70b"
+
+
+@rule("data.packing", "task")
+def rows_of_their_own(packing: bool, task: str) -> str | None:
+    """Their collators pad (trl/trainer/reward_trainer.py, `DataCollatorForPreference`; transformers' with padding)."""
+    if not packing or task not in (*HEADS, "distill"):
+        return None
+    return f"got true with task {task}, whose trainer pads rows and packs none; allowed: false; nearest: false"
+
+
+@rule("preference.reference", "task", "method")
+def reference_of_its_task(reference: str | None, task: str, method: str) -> str | None:
+    """Where adapters are trained the model without them may be the reference; else it takes a model of its own."""
+    if reference is None or task not in PREFERENCES:
+        return None
+    if task not in REFERENCED:
+        told = f"with task {task}, whose loss asks no reference; allowed: null; nearest: null"
+        return None if reference == "none" else f"got {reference} {told}"
+    if reference == "none":
+        return f"got none with task {task}, whose loss asks one; allowed: model, precomputed, null; nearest: null"
+    if reference == "adapters_off" and method == "full":
+        return "got adapters_off with method full, which has no adapters; allowed: model, precomputed; nearest: model"
+    return None
+
+
+@rule("preference.sft_weight", "task")
+def sft_weight_of_its_task(weight: float | None, task: str) -> str | None:
+    if not weight or task not in PREFERENCES or task in ("cpo", "simpo"):
+        return None
+    return f"got {shown(weight)} with task {task}; allowed: with cpo, simpo; nearest: null"
+
+
+@rule("kernels", "task")
+def heads_of_their_own(kernels: tuple[str, ...], task: str) -> str | None:
+    """liger_kernel/transformers/monkey_patch.py, `apply_liger_kernel_to_llama`: an instance is given the forward pass
+    of a language model, which looks for its `lm_head`. sentence-transformers' model is none of transformers', and Liger
+    leaves it as it is (transformers/integrations/liger.py, `apply_liger_kernel`)."""
+    fused = [name for name in kernels if name in ("liger", FUSED_HEAD, CUT_HEAD)]
+    if task not in HEADS or not fused:
+        return None
+    parts = ", ".join(name for name in LIGER_PARTS if name != FUSED_HEAD)
+    return f"got {fused[0]} with task {task}, whose model has no vocabulary to fuse; allowed: {parts}; nearest: none"
+
+
+@rule("loss", "task")
+def no_logits_to_chunk(loss: str | None, task: str) -> str | None:
+    if loss is None or task not in HEADS:
+        return None
+    return f"got {loss} with task {task}, whose model makes no logits of a vocabulary; allowed: null; nearest: null"
