@@ -117,7 +117,7 @@ def test_a_file_is_read_once_for_all_who_ask(data_file: Path, monkeypatch: pytes
 def test_a_tokenizer_without_data_is_said_to_change_nothing() -> None:
     from tunecast.prediction.modelled import unused_fields
 
-    assert any("data.tokenizer" in line for line in unused_fields(job(tokenizer="t")))
+    assert any("data.tokenizer" in line for line in unused_fields(job(tokenizer="t"), resolve_model("gpt2")))
 
 
 def test_rows_and_batches_on_paper(tmp_path: Path) -> None:

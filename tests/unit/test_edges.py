@@ -303,8 +303,10 @@ def test_a_field_without_what_it_belongs_to_is_refused(wrong: dict[str, Any], ri
         ({"hardware": {"inter_node_gbps": 400}}, "inter_node_gbps 400.0 changes nothing, as hardware.nodes is 1"),
         ({"parallel": {"fsdp_version": 1}}, "fsdp_version 1 changes nothing, as parallel.data is 'ddp'"),
         ({"data": {"packing_strategy": "wrapped"}}, "'wrapped' changes nothing, as data.packing is false"),
+        ({"vision": {"pixels": 4096}}, "pixels 4096 changes nothing, as vision.images is 0"),
+        ({"vision": {"trained": ["tower"]}}, "changes nothing, as gpt2 has no vision tower"),
     ],
-    ids=["inter_node_gbps", "fsdp_version", "packing_strategy"],
+    ids=["inter_node_gbps", "fsdp_version", "packing_strategy", "pixels", "trained"],
 )
 def test_a_field_that_may_come_to_count_is_warned_of(given: dict[str, Any], told: str) -> None:
     assert any(text.endswith(told) for text in predict({"model": "gpt2", **given}).warnings)

@@ -13,6 +13,7 @@ import pytest
 import tunecast
 from tunecast.cli import main as cli
 from tunecast.door import trace as tracing
+from tunecast.job.knob import Section
 from tunecast.result import json_value
 from tunecast.tape.op import Alloc, Begin, Op, Phase, Role, Tape
 from tunecast.tape.trace.request import Answer
@@ -60,7 +61,8 @@ def printed(capsys: pytest.CaptureFixture[str], *argv: str) -> Any:
 
 
 def require_attributes(value: Any, told: Any, at: str) -> None:
-    """Each key of the JSON is an attribute of the value, all the way down; what is keyed by data is a mapping."""
+    """Each key of the JSON is an attribute of the value, all the way down; what is keyed by data is a mapping. A job's
+    section that belongs to another task or method is null in the JSON."""
     if isinstance(told, Mapping) and isinstance(value, Mapping):
         for name, inner in told.items():
             require_attributes(value[name], inner, f"{at}[{name!r}]")
@@ -73,6 +75,8 @@ def require_attributes(value: Any, told: Any, at: str) -> None:
         assert len(value) == len(told), at
         for index, (each, inner) in enumerate(zip(value, told, strict=True)):
             require_attributes(each, inner, f"{at}[{index}]")
+    elif told is None and isinstance(value, Section):
+        assert value == type(value)(), f"{at} is left out, and something was said there"
     else:
         assert json_value(value) == told, at
 

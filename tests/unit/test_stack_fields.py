@@ -79,6 +79,7 @@ STILL: dict[str, str] = {
     "data.seed": "of another loader than the Trainer's the order is not known, whatever its seed",
     "run.save_total_limit": "what is deleted takes no time",
     "run.save_only_model": FILES, "hardware.download_bytes_per_s": FILES, "hardware.disk_bytes_per_s": FILES,
+    "vision.trained": "is said to change nothing: the model here has no tower",
     "hardware.nvme_bytes_per_s": "is said to change nothing: it belongs to offload",
     "hardware.country": "is told in grams of CO2, not among these figures",
     "parallel.fsdp_version": BY_FSDP, "parallel.use_orig_params": BY_FSDP, "parallel.reshard_after_forward": BY_FSDP,

@@ -138,7 +138,7 @@ def _predict(
         job_on_card(job, gpu, folded, managed_bytes(job, model), own, vllm_share(job, model, gpu)),
         engine="analytic",
         assumptions=[f"architecture: {model.source}", *unsaid, *job_assumptions(job, short, own)],
-        warnings=(*filter(None, [warning]), *model.notes, *unused_fields(job)),
+        warnings=(*filter(None, [warning]), *model.notes, *unused_fields(job, model)),
         clock=clock,
         builder=builder,
     )

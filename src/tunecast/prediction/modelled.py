@@ -243,6 +243,8 @@ BELONGS_TO: Mapping[str, tuple[str, Callable[[Job], bool]]] = {
     "hardware.nvme_bytes_per_s": ("parallel.offload_device", lambda job: job.parallel.offload_device == "nvme"),
     "data.tokenizer": ("data.path", lambda job: job.data.path is not None),
     "data.packing_strategy": ("data.packing", lambda job: job.data.packing),
+    "vision.pixels": ("vision.images", lambda job: job.vision.has_images),
+    "vision.tiles": ("vision.images", lambda job: job.vision.has_images),
     "run.save_steps": _BY_STEPS,
     "run.saves_per_epoch": _BY_STEPS,
     "run.eval_max_batches": ("run.eval_strategy", lambda job: job.run.eval_strategy != "no"),
@@ -251,14 +253,17 @@ BELONGS_TO: Mapping[str, tuple[str, Callable[[Job], bool]]] = {
 cards and how the job is spread over them, and then some of them come to count."""
 
 
-def unused_fields(job: Job) -> list[str]:
+def unused_fields(job: Job, model: ModelConfig) -> list[str]:
     """What was said and changes nothing, each in a line."""
     values = job.flat()
-    return [
+    unused = [
         f"{field} {shown(values[field])} changes nothing, as {other} is {shown(values[other])}"
         for field, (other, counts) in BELONGS_TO.items()
         if values[field] != all_knobs()[field].default and not counts(job)
     ]
+    if job.vision.trained is not None and "vision_config" not in model.raw:
+        unused.append(f"vision.trained {shown(job.vision.trained)} changes nothing, as {job.model} has no vision tower")
+    return unused
 
 
 def dtype_assumption(job: Job, model: ModelConfig) -> list[str]:

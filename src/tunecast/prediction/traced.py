@@ -64,7 +64,7 @@ def traced(
         model,
         job_on_card(job, gpu, tape, managed_bytes(job, model), vllm=vllm_share(job, model, gpu)),
         assumptions=[f"architecture: {model.source}", *unsaid, *job_assumptions(job, short)],
-        warnings=(*model.notes, *unused_fields(job)),
+        warnings=(*model.notes, *unused_fields(job, model)),
         clock=clock,
     )
 

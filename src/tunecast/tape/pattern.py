@@ -60,9 +60,7 @@ class Pattern:
                     events.append(event)
             self._tape = None
         found = _Numbered(sections_of(self._steps.pop(number), self._standing), self._guards, self._names)
-        if (
-            self._guards is not None and not self._several
-        ):  # all its steps are of one length, and this one stands for them
+        if self._guards is not None and not self._several:  # all are of one length: this one stands for them
             self._steps.clear()
         return found
 

@@ -101,26 +101,27 @@ def rhythm_of(kinds: Sequence[Any]) -> Rhythm:
     layers break the pattern and stand for themselves (Kimi Linear's attend fully every fourth, and then after two).
 
     The head goes as far as the first layer of the last kind to come: what layers of a kind share (their rotary table,
-    their mask) is made for its first layer, and in the backward pass freed by it.
+    their mask) is made for its first layer, and in the backward pass freed by it. A kind that only those last layers
+    have needs no place in it (the last layer of Llama 3.2 Vision that looks at an image).
     """
     numbers: dict[Any, int] = {}
     kinds = [numbers.setdefault(kind, len(numbers)) for kind in kinds]  # told apart by a number, not by what they are
     total = len(kinds)
     firsts = {kind: layer for layer, kind in reversed(list(enumerate(kinds)))}
-    head = max(2, *(layer + 1 for layer in firsts.values())) if kinds else 2
 
     def smallest(tails: Iterable[int]) -> Rhythm:
-        found = [_rhythm(kinds, head, period, tail) for tail in tails for period in range(1, max(2, total))]
+        found = [_rhythm(kinds, firsts, period, tail) for tail in tails for period in range(1, max(2, total))]
         return min(found, key=lambda rhythm: (rhythm.small, rhythm.head + rhythm.period))
 
     rhythm = smallest((1,))
     return rhythm if rhythm.copies >= 1 or total < 4 else smallest(range(1, total // 2))
 
 
-def _rhythm(kinds: Sequence[int], head: int, period: int, tail: int) -> Rhythm:
+def _rhythm(kinds: Sequence[int], firsts: Mapping[int, int], period: int, tail: int) -> Rhythm:
     """With this period as far as to the last `tail` layers. A last layer alone is part of the pattern: it stands for
-    itself because it is the last."""
+    itself because it is the last. `firsts`: the first layer of each kind."""
     until = len(kinds) - (tail if tail > 1 else 0)
+    head = max([2, *(layer + 1 for layer in firsts.values() if layer < until)])
     broken = [layer for layer in range(until - period) if kinds[layer] != kinds[layer + period]]
     return Rhythm(max([head, *(layer + 1 for layer in broken[-1:])]), period, len(kinds), tail)
 
