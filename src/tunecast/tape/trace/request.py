@@ -27,6 +27,17 @@ class Request:
     def answer_path(self) -> Path:
         return self.folder / "answer.json"
 
+    @property
+    def steps_path(self) -> Path:
+        """Whole optimizer steps so far: all that is known of a script that crashes."""
+        return self.folder / "steps.txt"
+
+    def steps_done(self) -> int:
+        try:
+            return int(self.steps_path.read_text()[:9]) if self.steps_path.is_file() else 0
+        except (OSError, ValueError):
+            return 0
+
     def write(self) -> Path:
         path = self.folder / "request.json"
         values = dataclasses.asdict(self) | {"folder": str(self.folder), "kind": type(self).__name__}
