@@ -84,9 +84,9 @@ def test_a_folder_nested_too_deeply_for_python_is_removed(tmp_path: Path) -> Non
     folder.mkdir()
     try:
         os.chdir(folder)
-        for _ in range(1500):
-            os.mkdir("d" * 20)
-            os.chdir("d" * 20)
+        for _ in range(1200):
+            os.mkdir("d")
+            os.chdir("d")
     finally:
         os.chdir(here)
     folders.remove(folder)

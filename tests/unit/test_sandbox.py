@@ -8,6 +8,7 @@ import pytest
 
 from tunecast.tape.trace.overlay import Overlay, _remove, _rmdir, real_path
 from tunecast.tape.trace.programs import named_programs, only_reads, program_path
+from tunecast.tape.trace.request import Answer
 from tunecast.tape.trace.secrets import without_secrets, without_values
 
 
@@ -126,3 +127,11 @@ def test_secrets_are_hidden_in_words_and_texts() -> None:
     assert without_values("401 for hf_abcdefgh, 0123456789 of /home/somebody: no", environment) == (
         "401 for ***, *** of /home/somebody: no"
     )
+
+
+def test_an_answer_tells_no_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_0123456789")
+    path = tmp_path / "answer.json"
+    Answer(error="401 for hf_0123456789", detail="hf_0123456789", untraced=("curl hf_0123456789",)).write(path)
+    assert "0123456789" not in path.read_text()
+    assert Answer.read(path) == Answer(error="401 for ***", detail="***", untraced=("curl ***",))

@@ -79,7 +79,7 @@ def run(argv: Sequence[str]) -> int:
     arguments = parser().read(options)
     for flag, name in (("--html", arguments.html), ("--snapshot", arguments.snapshot)):
         require_writable(flag, name)
-    with Progress(f"tracing {' '.join(command)}", aside=True) as progress:
+    with Progress(f"tracing {' '.join(without_secrets(command))}", aside=True) as progress:
         found = trace(
             command,
             gpu=arguments.gpu,

@@ -13,9 +13,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -59,27 +59,16 @@ class Verdict(NamedTuple):
             return None
 
 
-class Relay:
-    """What the traced process prints, as far as it is shown."""
+class Relay(threading.Thread):
+    """What the traced process prints, as far as it is shown. Who reads it may pause: the guard waits for nobody."""
 
     def __init__(self, source: int, target: int, most_bytes: int) -> None:
+        super().__init__(daemon=True)
         self.source, self.target, self.left_bytes = source, target, most_bytes
-        self.is_open = True
 
-    def wait(self, seconds: float) -> None:
-        """Shows what comes in that time; returns at the first that does."""
-        if not self.is_open:
-            return time.sleep(seconds)
-        if select.select([self.source], [], [], seconds)[0]:
-            text = os.read(self.source, 1 << 16)
-            self.is_open = bool(text)
+    def run(self) -> None:
+        while text := os.read(self.source, 1 << 16):
             self._show(text)
-        return None
-
-    def finish(self) -> None:
-        """What is still in the pipe; who else holds its end is not waited for."""
-        while self.is_open and select.select([self.source], [], [], 0)[0]:
-            self.wait(0)
 
     def _show(self, text: bytes) -> None:
         if not self.left_bytes:
@@ -114,7 +103,12 @@ def main(folder: Path, parent: int, limits: TraceLimits, trace: Callable[[], int
     try:
         with contextlib.suppress(OSError):
             os.setpgid(child, child)  # whoever of the two comes first
-        verdict = _watch(child, parent, folder, limits, Relay(source, 2, limits.output_bytes))
+        relay = Relay(source, 2, limits.output_bytes)
+        relay.start()
+        verdict = _watch(child, parent, folder, limits)
+        end_all(child)
+        while relay.is_alive() and os.getppid() == parent:
+            relay.join(LOOK_S)
     finally:
         end_all(child)
         if os.getppid() != parent:
@@ -137,7 +131,7 @@ def _child(guard: int, output: int, limits: TraceLimits, trace: Callable[[], int
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(OOM_FIRST)
     seconds = limits.seconds * (os.cpu_count() or 1) * CPU_S_PER_S
-    kernel = {resource.RLIMIT_CORE: 0, resource.RLIMIT_FSIZE: limits.disk_bytes}
+    kernel = {resource.RLIMIT_CORE: 0}
     kernel |= {resource.RLIMIT_CPU: int(seconds) + 1} if seconds < MOST_CPU_S else {}
     for what, most in kernel.items():
         with contextlib.suppress(ValueError, OSError):
@@ -156,26 +150,22 @@ def end_with(guard: int) -> None:
         os._exit(1)
 
 
-def _watch(child: int, parent: int, folder: Path, limits: TraceLimits, relay: Relay) -> Verdict:
+def _watch(child: int, parent: int, folder: Path, limits: TraceLimits) -> Verdict:
     start_s = time.monotonic()
-    next_look_s, next_look_at_files_s = start_s, start_s + LOOK_AT_FILES_S
-    while True:
-        relay.wait(LOOK_S)
-        now_s = time.monotonic()
-        if now_s < next_look_s:
-            continue  # it prints: that is no reason to look more often
-        next_look_s = now_s + LOOK_S
+    next_look_at_files_s = start_s + LOOK_AT_FILES_S
+    while os.getppid() == parent:
         code = _exit_code(child)
-        if code is not None or os.getppid() != parent:
-            end_all(child)
-            relay.finish()
+        if code is not None:
             return Verdict(code)
+        now_s = time.monotonic()
         reason = over_time(now_s - start_s, limits) or over_size(os.getpid(), limits)
         if not reason and now_s > next_look_at_files_s:
             reason = over_disk(folder, limits)
             next_look_at_files_s = time.monotonic() + LOOK_AT_FILES_S
         if reason:
             return Verdict(None, reason)
+        time.sleep(LOOK_S)
+    return Verdict()
 
 
 def _exit_code(child: int) -> int | None:

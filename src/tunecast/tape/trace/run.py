@@ -28,6 +28,7 @@ from tunecast.tape.trace.folders import run_folder
 from tunecast.tape.trace.guard import Verdict, over_time
 from tunecast.tape.trace.limits import TraceLimits
 from tunecast.tape.trace.request import Answer, JobRequest, Request, ScriptRequest
+from tunecast.units import GIB
 
 PACKAGE = Path(__file__).parents[2]
 START = """
@@ -40,6 +41,7 @@ runpy.run_module("tunecast.tape.trace.guard", run_name="__main__", alter_sys=Tru
 """
 """Gives another interpreter this tunecast and nothing else: on its path, our site-packages would hide its own."""
 POLL_S = 0.2
+LARGEST_ANSWER_BYTES = 4 * GIB
 LATE_S = 10.0
 """Seconds after which a guard that should have ended is ended."""
 OFFLINE = {
@@ -153,11 +155,12 @@ def _ask(
 
 
 def _is_file(path: Path) -> bool:
-    """No link and no pipe: the folder is the script's as well."""
+    """No link, no pipe and of a size to be read: the folder is the script's as well."""
     try:
-        return stat.S_ISREG(os.lstat(path).st_mode)
+        found = os.lstat(path)
     except OSError:
         return False
+    return stat.S_ISREG(found.st_mode) and found.st_size <= LARGEST_ANSWER_BYTES
 
 
 def _wait(guard: subprocess.Popen[bytes], limits: TraceLimits, progress: Progress | None) -> None:
