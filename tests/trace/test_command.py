@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from tunecast.tape.trace.guard import descendants
+
 ROOT = Path(__file__).parents[2]
 SCRIPT = """
 import sys, torch
@@ -79,27 +81,84 @@ def test_trace_a_script(tmp_path: Path, tunecast: Tunecast) -> None:
     assert os.listdir(tmp_path) == ["train.py"], "nothing is written into the user's folder"
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
 def test_interrupted_it_leaves_no_process_behind(
     tmp_path: Path, number: signal.Signals, ends: Callable[[int], bool]
 ) -> None:
     (tmp_path / "train.py").write_text("import time\nprint('begun', flush=True)\ntime.sleep(600)\n")
-    before = signal.signal(number, signal.SIG_DFL)  # what is ignored, as under nohup, is so by its children
+    # what is ignored, as under nohup, is so by its children
+    before = None if number is signal.SIGKILL else signal.signal(number, signal.SIG_DFL)
     try:
         command, options = command_and_options("trace", "--", "train.py", folder=tmp_path)
+        (tmp_path / "temporary").mkdir()
+        options["env"]["TMPDIR"] = str(tmp_path / "temporary")
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
     finally:
-        signal.signal(number, before)
+        if before is not None:
+            signal.signal(number, before)
     try:
         assert process.stderr is not None
         while "begun" not in (line := process.stderr.readline()):
             assert line, "the script never began"
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        assert children
+        children = descendants(process.pid)
+        assert len(children) == 2, "the guard and the script"
         process.send_signal(number)
         out, err = process.communicate()
     finally:
         process.kill()
-    assert process.returncode == 128 + number
+    assert process.returncode == (128 + number if number in (signal.SIGINT, signal.SIGTERM) else -number)
     assert (out, err) == ("", "tunecast: interrupted\n" if number is signal.SIGINT else "")
-    assert all(ends(int(pid)) for pid in children)
+    assert all(ends(pid) for pid in children)
+    assert not list((tmp_path / "temporary").iterdir()), "nor files"
+
+
+ENDS = {
+    "os._exit(0)": (0, ""),
+    "os._exit(3)": (5, "the script stopped after 2 steps: the script ended with os._exit(3)"),
+    "model(values); ctypes.string_at(0)": (5, "crashed with SIGSEGV (Segmentation fault) after 2 optimizer steps"),
+    "model(values); os.kill(os.getpid(), 9)": (5, "most likely by the kernel for want of memory, after 2 optimizer"),
+}
+END_AFTER_TWO = """
+import ctypes, os, threading, torch
+
+model = torch.nn.Linear(64, 64).cuda()
+values = torch.randn(64, 64, device="cuda")
+
+def train(steps=2):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(steps):
+        model(values).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+"""
+
+
+def test_however_a_script_ends_it_is_told(tmp_path: Path, run_programs: Callable[..., Any]) -> None:
+    """What was traced is kept where Python code ends the process; a crash says how far it came."""
+    commands = []
+    for number, end in enumerate(ENDS):
+        (tmp_path / f"end{number}.py").write_text(f"{END_AFTER_TWO}train()\n{end}\n")
+        commands.append(command_and_options("trace", "--json", "--", f"end{number}.py", folder=tmp_path)[0])
+    _, options = command_and_options(folder=tmp_path)
+    for done, (code, told) in zip(run_programs(*commands, **options), ENDS.values(), strict=True):
+        assert done.returncode == code, done.stderr
+        assert told in done.stderr and "tunecast.tape.trace" not in done.stderr
+        if "stopped" in told or not told:
+            assert json.loads(done.stdout)["trace"]["steps"] == 2
+
+
+def test_a_script_may_train_in_threads_or_not_at_all(tmp_path: Path, run_programs: Callable[..., Any]) -> None:
+    threads = "threads = [threading.Thread(target=train, args=(9,)) for _ in range(2)]"
+    (tmp_path / "threads.py").write_text(
+        f"{END_AFTER_TWO}{threads}\nfor t in threads: t.start()\nfor t in threads: t.join()\n"
+    )
+    (tmp_path / "nothing.py").write_text("print('usage: nothing.py --data FILE')\n")
+    commands = [
+        command_and_options("trace", "--json", "--", f"{name}.py", folder=tmp_path)[0]
+        for name in ("threads", "nothing")
+    ]
+    inside, nothing = run_programs(*commands, **command_and_options(folder=tmp_path)[1])
+    assert (inside.returncode, inside.stderr) == (0, ""), "no traceback"
+    assert json.loads(inside.stdout)["trace"]["steps"] >= 3
+    assert nothing.returncode == 5 and "without an optimizer step" in nothing.stderr

@@ -231,7 +231,7 @@ def test_other_refusals_pass_as_they_are(shell: Any, answer: dict[str, Any]) -> 
 def test_a_script_that_fails_later_still_has_figures(shell: Any, answer: dict[str, Any]) -> None:
     answer.update(steps=2, error="OSError: no disk", detail='  File "train.py", line 9, in save\n')
     code, out, err = shell("--json", "--", "train.py")
-    assert code == 0
+    assert code == 5, "figures, but no green light for a script that fails"
     assert json.loads(out)["trace"]["error"] == "OSError: no disk"
     assert "the script stopped after 2 steps: OSError: no disk (train.py:9;" in err
 

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tunecast.tape.trace.overlay import Overlay, _remove, _rmdir
-from tunecast.tape.trace.sandbox import only_reads
+from tunecast.tape.trace.overlay import Overlay, _remove, _rmdir, real_path
+from tunecast.tape.trace.programs import named_programs, only_reads, program_path
+from tunecast.tape.trace.request import Answer
+from tunecast.tape.trace.secrets import without_secrets, without_values
 
 
 @pytest.fixture
@@ -82,9 +84,54 @@ def test_folders_are_made_once_and_under_existing_ones(disk: Path, overlay: Over
     [
         ("git rev-parse HEAD", True), ("git -C /somewhere status --short", True), ("git config --get user.name", True),
         ("/usr/bin/nvidia-smi -L", True), ("git branch --show-current", True),
+        ("hostname -f", True), ("ldconfig -p", True), ("hostname", True), ("nvcc --version", True),
+        ("hostname new", False), ("ldconfig", False), ("nvcc -o x y.cu", False), ("git diff --output=x", False),
+        ("git -c core.fsmonitor=x status", False), ("git log --ext-diff", False),
         ("git branch new", False), ("git commit -m x", False), ("git config user.name x", False),
         ("git", False), ("rm -r /", False), ("", False),
     ],
 )  # fmt: skip
 def test_only_programs_that_read_are_started(command: str, allowed: bool) -> None:
     assert only_reads(command.split()) is allowed
+
+
+def test_a_program_is_known_by_its_real_path(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (disk / "sh").write_text("")
+    (disk / "sh").chmod(0o755)
+    assert program_path("sh") == named_programs()["sh"]
+    monkeypatch.setenv("PATH", f"{disk}:/usr/bin:/bin")
+    assert program_path("sh") == str(disk / "sh") != named_programs()["sh"]
+    assert program_path("sh", environment={"PATH": "/bin"}) == named_programs()["sh"]
+    assert program_path("./sh", str(disk)) == str(disk / "sh")
+
+
+def test_a_link_is_followed_to_where_it_leads(disk: Path, overlay: Overlay) -> None:
+    (disk / "a").symlink_to("b")
+    (disk / "b").symlink_to(disk / "folder" / ".." / "a.txt")
+    (disk / "round").symlink_to("round")
+    assert real_path(f"{disk}/a") == f"{disk}/a.txt"
+    assert real_path(f"{disk}/no/such") == f"{disk}/no/such"
+    assert real_path(f"{disk}/round") == f"{disk}/round"
+    assert real_path("/") == "/"
+    assert not overlay.is_inside(real_path(f"{disk}/a")) and overlay.is_inside(overlay.root)
+
+
+def test_secrets_are_hidden_in_words_and_texts() -> None:
+    assert without_secrets(["curl", "HF_TOKEN=hf_abc", "--wandb-key", "x"]) == [
+        "curl",
+        "HF_TOKEN=***",
+        "--wandb-key",
+        "***",
+    ]
+    environment = {"HF_TOKEN": "hf_abcdefgh", "WANDB_API_KEY": "0123456789", "HOME": "/home/somebody", "MY_TOKEN": "no"}
+    assert without_values("401 for hf_abcdefgh, 0123456789 of /home/somebody: no", environment) == (
+        "401 for ***, *** of /home/somebody: no"
+    )
+
+
+def test_an_answer_tells_no_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_0123456789")
+    path = tmp_path / "answer.json"
+    Answer(error="401 for hf_0123456789", detail="hf_0123456789", untraced=("curl hf_0123456789",)).write(path)
+    assert "0123456789" not in path.read_text()
+    assert Answer.read(path) == Answer(error="401 for ***", detail="***", untraced=("curl ***",))

@@ -27,7 +27,7 @@ from tunecast.records import NamedTuple, dataclass, replace
 from tunecast.report.draw.figures import Figures, PhasePeak, grouped_blocks
 from tunecast.report.run.on_card import run_figures
 from tunecast.result import Result
-from tunecast.tape.op import Tape
+from tunecast.tape.op import Alloc, Tape
 from tunecast.tape.trace.interpreter import has_torch, tracing_python
 from tunecast.tape.trace.limits import TraceLimits
 from tunecast.tape.trace.request import Answer
@@ -149,6 +149,12 @@ def trace(
     known, interpreter = _configs(names(models)), _python(launch, python)
     with _environment(launch.environment):
         tape, answer = _traced(launch, card, steps, known, interpreter, limits or TraceLimits(), progress)
+    if not answer.steps and not any(isinstance(event, Alloc) for event in tape.events):
+        raise NotResolved(
+            "the script ended without an optimizer step, and put nothing on the card: there is nothing to answer for. "
+            f"To fix: give it the arguments with which it trains ({launch.script} --help may tell).",
+            field="script",
+        )
     whole = replace(tape, guesses=(*tape.guesses, *answer.untraced))
     held = _on_card(whole, card, allocator, configured, capacity, reserve, _others(launch, card))
     found = ScriptTrace(

@@ -1,6 +1,6 @@
 """The traced process: reads a request, trains on a card that is not there, writes the tape.
 
-    python -m tunecast.tape.trace.child REQUEST.json
+    guard.py ──forks──► main(REQUEST.json)
 
 Runs under the user's own interpreter, so everything it imports is the standard library, torch and tunecast itself.
 The answer (a tape file and a small JSON beside it) is written also when the program fails half-way.
@@ -9,7 +9,6 @@ The answer (a tape file and a small JSON beside it) is written also when the pro
 from __future__ import annotations
 
 import os
-import sys
 import traceback
 from importlib import import_module, metadata
 from pathlib import Path
@@ -21,6 +20,7 @@ from tunecast.tape.file import write_tape
 from tunecast.tape.op import Tape
 from tunecast.tape.trace.launch import rank_zero
 from tunecast.tape.trace.request import Answer, JobRequest, Request, ScriptRequest
+from tunecast.tape.trace.sandbox import Sandbox
 
 PACKAGES = ("torch", "transformers", "peft", "bitsandbytes", "accelerate", "trl", "liger-kernel", "unsloth")
 
@@ -41,8 +41,12 @@ def main(path: str) -> int:
 
 
 def _traced(request: Request) -> tuple[Tape, Answer]:
-    if isinstance(request, ScriptRequest) and request.nproc_per_node * request.nnodes > 1:
-        os.environ.update(rank_zero(request.nproc_per_node, request.nnodes))
+    sandbox = None
+    if isinstance(request, ScriptRequest):
+        sandbox = Sandbox(request.folder)
+        sandbox.restrict()  # before torch: threads that were there already would not be bound
+        if request.nproc_per_node * request.nnodes > 1:
+            os.environ.update(rank_zero(request.nproc_per_node, request.nnodes))
     from tunecast.tape.trace.session import tracing
 
     with tracing(request.card, devices=request.devices) as recorder:
@@ -53,10 +57,10 @@ def _traced(request: Request) -> tuple[Tape, Answer]:
             recipe = import_module(f"tunecast.tape.trace.{stack_of(job).recipe}")
             recipe.train(job, request.config, request.lengths, recorder)
             return recorder.tape(versions()), Answer(steps=len(request.lengths), finished=True)
-        assert isinstance(request, ScriptRequest)
+        assert isinstance(request, ScriptRequest) and sandbox is not None
         from tunecast.tape.trace.script import trace_script
 
-        answer = trace_script(request, recorder)
+        answer = trace_script(request, recorder, sandbox)
         return recorder.tape(versions()), answer
 
 
@@ -68,10 +72,3 @@ def versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return found
-
-
-if __name__ == "__main__":
-    code = main(sys.argv[1])
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)  # the engine's threads and C++ statics need not be taken down around a card that is not there

@@ -3,7 +3,7 @@
 Every path outside the folder has a twin inside it (`/home/me/out/log.txt` is `FOLDER/home/me/out/log.txt`). Python's
 file functions all end in a dozen functions of `os` and in `open`; those are replaced. A file that is changed rather
 than written anew is copied first, one that is deleted is only remembered as deleted. What C code opens by itself
-does not come by here: `landlock.py` refuses it, and the packages known to do so are corrected one by one.
+does not come by here: `kernel/` refuses it, and the packages known to do so are corrected one by one.
 """
 
 from __future__ import annotations
@@ -23,13 +23,21 @@ from typing import Any
 WRITING_MODES = frozenset("wax+")
 WRITING_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 FREE_FOLDERS = ("/dev", "/proc", "/sys")
-"""Devices and the like: nothing stays there."""
-READERS = ("stat", "lstat", "access", "readlink", "chdir", "statvfs", "pathconf", "listxattr", "getxattr")
+"""Devices and the like are no files to lay anything over: what may be written there the sandbox says."""
+SHARED_MEMORY = "/dev/shm"
+READERS = ("stat", "lstat", "access", "readlink", "statvfs", "pathconf", "listxattr", "getxattr")
 """Functions of `os` that only look at a path."""
+TOUCHERS = (
+    "chmod", "fchmod", "lchmod", "chown", "fchown", "lchown", "utime", "setxattr", "removexattr", "chflags", "lchflags",
+)  # fmt: skip
+"""Those that change what a file is rather than what it holds."""
+MOST_LINKS = 40
 
 _stat, _lstat, _mkdir, _open, _os_open = os.stat, os.lstat, os.mkdir, io.open, os.open
 _remove, _rmdir, _rename, _listdir, _scandir = os.remove, os.rmdir, os.rename, os.listdir, os.scandir
-_truncate = os.truncate
+_truncate, _readlink, _chdir, _getcwd, _link, _symlink = (
+    os.truncate, os.readlink, os.chdir, os.getcwd, os.link, os.symlink,
+)  # fmt: skip
 
 
 class Overlay:
@@ -49,15 +57,22 @@ class Overlay:
         """Written where it stands: inside the run's own folder, or nowhere that stays."""
         return any(path == top or path.startswith(top + "/") for top in (self.home, *FREE_FOLDERS))
 
+    def is_inside(self, path: str) -> bool:
+        """Of the run's own folder, or in memory that is the run's own."""
+        return any(path == top or path.startswith(top + "/") for top in (self.home, SHARED_MEMORY))
+
     def twin(self, path: str) -> str:
         return self.root + path
 
     def absolute(self, path: Any, dir_fd: int | None = None) -> str:
         text = os.fsdecode(path)
         if dir_fd is not None and not os.path.isabs(text):
-            text = os.path.join(os.readlink(f"/proc/self/fd/{dir_fd}"), text)
-        text = os.path.abspath(text)
-        return text[len(self.root) :] if text.startswith(self.root + "/") else text
+            text = os.path.join(_readlink(f"/proc/self/fd/{dir_fd}"), text)
+        return self.outside(os.path.abspath(text))
+
+    def outside(self, path: str) -> str:
+        """Of a twin the path it stands for."""
+        return path[len(self.root) :] if path.startswith(self.root + "/") else path
 
     def to_read(self, path: str) -> str:
         if self.is_free(path):
@@ -69,6 +84,10 @@ class Overlay:
         if self.is_free(path):
             return path
         twin = self.twin(path)
+        if os.path.islink(twin):
+            target = self.outside(real_path(twin))
+            if target != path and not self.is_free(target):  # a link to a file of the disk
+                return self.to_write(target, keep=keep)
         parent = os.path.dirname(path)
         if self._is_folder(parent):
             _makedirs(self.twin(parent))
@@ -224,6 +243,21 @@ class FileFunctions:
         place = path if isinstance(path, int) else self._overlay.to_write(self._overlay.absolute(path), keep=True)
         _truncate(place, length)
 
+    def chdir(self, path: Any) -> None:
+        """Into the disk's own folder where there is one, so that relative paths find the user's files."""
+        if isinstance(path, int):
+            return _chdir(path)
+        absolute = self._overlay.absolute(path)
+        if self._overlay.is_free(absolute) or (_exists(absolute) and self._overlay.exists(absolute)):
+            return _chdir(absolute)
+        return _chdir(self._overlay.to_read(absolute))
+
+    def getcwd(self) -> str:
+        return self._overlay.outside(_getcwd())
+
+    def getcwdb(self) -> bytes:
+        return os.fsencode(self.getcwd())
+
     def reader(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """A function that only looks at a path."""
 
@@ -235,24 +269,35 @@ class FileFunctions:
 
         return read
 
-    def linker(self, link: Callable[..., None]) -> Callable[..., None]:
-        def make(src: Any, dst: Any, *args: Any, **kwargs: Any) -> None:
-            source = self._overlay.to_read(self._overlay.absolute(src))
-            link(source, self._overlay.to_write(self._overlay.absolute(dst), keep=False))
+    def link(self, src: Any, dst: Any, *args: Any, **kwargs: Any) -> None:
+        """Of a file of the disk a copy: what is written through a second name would be written to the first."""
+        overlay = self._overlay
+        source, place = overlay.absolute(src), overlay.to_write(overlay.absolute(dst), keep=False)
+        if overlay.exists(overlay.absolute(dst)):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), overlay.absolute(dst))
+        held = overlay.to_read(source)
+        if overlay.is_inside(held):
+            _link(held, place)
+        else:
+            _copy(held, place)
 
-        return make
+    def symlink(self, src: Any, dst: Any, *args: Any, **kwargs: Any) -> None:
+        overlay = self._overlay
+        target = overlay.absolute(dst)
+        source = overlay.absolute(os.path.join(os.path.dirname(target), os.fsdecode(src)))
+        if overlay.exists(target):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target)
+        _symlink(overlay.to_read(source), overlay.to_write(target, keep=False))
 
     def toucher(self, change: Callable[..., None]) -> Callable[..., None]:
         """Times, owners and permissions: of what the script wrote; those of the disk stay as they are."""
 
         def touch(path: Any, *args: Any, **kwargs: Any) -> None:
-            if isinstance(path, int):
-                return change(path, *args, **kwargs)
-            absolute = self._overlay.absolute(path, kwargs.pop("dir_fd", None))
-            place = self._overlay.to_read(absolute)
-            if place != absolute or self._overlay.is_free(absolute):
-                change(place, *args, **kwargs)
-            return None
+            by_number = isinstance(path, int)
+            absolute = "" if by_number else self._overlay.absolute(path, kwargs.pop("dir_fd", None))
+            place = _readlink(f"/proc/self/fd/{path}") if by_number else self._overlay.to_read(absolute)
+            if self._overlay.is_inside(place):
+                change(path if by_number else place, *args, **kwargs)
 
         return touch
 
@@ -261,10 +306,10 @@ class FileFunctions:
         return {
             "open": self.os_open, "mkdir": self.mkdir, "remove": self.remove, "unlink": self.remove,
             "rmdir": self.rmdir, "rename": self.move, "replace": self.move, "listdir": self.listdir,
-            "scandir": self.scandir, "truncate": self.truncate,
-            **{name: self.linker(getattr(os, name)) for name in ("link", "symlink")},
+            "scandir": self.scandir, "truncate": self.truncate, "link": self.link, "symlink": self.symlink,
+            "chdir": self.chdir, "getcwd": self.getcwd, "getcwdb": self.getcwdb,
             **{name: self.reader(getattr(os, name)) for name in READERS if hasattr(os, name)},
-            **{name: self.toucher(getattr(os, name)) for name in ("chmod", "chown", "lchown", "utime")},
+            **{name: self.toucher(getattr(os, name)) for name in TOUCHERS if hasattr(os, name)},
         }  # fmt: skip
 
 
@@ -279,7 +324,30 @@ def install(overlay: Overlay) -> None:
 
 def _as_given(path: Any, absolute: str, place: str) -> Any:
     """The path as the caller wrote it, unless it lies elsewhere: error messages stay what they would be."""
-    return path if place == absolute else place
+    return path if place == absolute and (os.path.isabs(path) or os.getcwd() == _getcwd()) else place
+
+
+def real_path(path: str) -> str:
+    """Where an absolute path leads on the disk itself, past every link; what is not there stays as it is."""
+    found, left, links = "", path.split("/")[::-1], 0
+    while left:
+        name = left.pop()
+        if name in ("", "."):
+            continue
+        if name == "..":
+            found = os.path.dirname(found)
+            continue
+        try:
+            target = _readlink(f"{found}/{name}") if links < MOST_LINKS else ""
+        except (OSError, ValueError):
+            target = ""
+        if not target:
+            found += f"/{name}"
+            continue
+        links += 1
+        found = "" if target.startswith("/") else found
+        left += target.split("/")[::-1]
+    return found or "/"
 
 
 def _exists(path: str) -> bool:

@@ -111,7 +111,8 @@ class Recorder(Ledger, TorchDispatchMode):
         if on_card and name == "aten::index" and any(i is not None and i.dtype in MASKS for i in args[1]):
             args = (args[0], self.values.indices_of_masks(args[1], self))
         try:
-            out = func(*(map(in_order, args) if name in GIVES_IN_ORDER else args), **kwargs)
+            with self._lock:  # fake tensors are made by one mode, which knows of no other thread
+                out = func(*(map(in_order, args) if name in GIVES_IN_ORDER else args), **kwargs)
         except (DynamicOutputShapeException, DataDependentOutputException):
             known = self._output_by_value(name, args, inputs, known)
             out = self.values.as_fake(known, inputs[0].device)

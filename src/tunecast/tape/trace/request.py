@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tunecast.tape.card import Card
+from tunecast.tape.trace.secrets import without_values
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,17 @@ class Request:
     @property
     def answer_path(self) -> Path:
         return self.folder / "answer.json"
+
+    @property
+    def steps_path(self) -> Path:
+        """Whole optimizer steps so far: all that is known of a script that crashes."""
+        return self.folder / "steps.txt"
+
+    def steps_done(self) -> int:
+        try:
+            return int(self.steps_path.read_text()[:9]) if self.steps_path.is_file() else 0
+        except (OSError, ValueError):
+            return 0
 
     def write(self) -> Path:
         path = self.folder / "request.json"
@@ -77,7 +90,14 @@ class Answer:
     """What could not be traced, a sentence each."""
 
     def write(self, path: Path) -> None:
-        path.write_text(json.dumps(dataclasses.asdict(self)))
+        """Without what the script may have said of the tokens in its environment: answers are sent around."""
+        told = dataclasses.replace(
+            self,
+            error=None if self.error is None else without_values(self.error, os.environ),
+            detail=without_values(self.detail, os.environ),
+            untraced=tuple(without_values(sentence, os.environ) for sentence in self.untraced),
+        )
+        path.write_text(json.dumps(dataclasses.asdict(told)))
 
     @staticmethod
     def read(path: Path) -> Answer:

@@ -1,17 +1,19 @@
 """Asks for a tape: starts the traced process, limits it, reads its answer. Loads no torch itself.
 
-The child runs in its own process group with no GPU visible and no network names to reach for, is killed when it
-outlives its time or outgrows its memory, and leaves nothing behind: its files live in a temporary folder.
+The traced process runs below a guard (`guard.py`) in a session of its own, with no GPU visible, is ended when it
+outlives its time, outgrows its memory or writes too much, and leaves nothing behind: its files live in a temporary
+folder.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
+import stat
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -22,9 +24,11 @@ from tunecast.job.job import Job
 from tunecast.tape.card import Card
 from tunecast.tape.file import read_tape
 from tunecast.tape.op import Tape
+from tunecast.tape.trace.folders import run_folder
+from tunecast.tape.trace.guard import Verdict, over_time
 from tunecast.tape.trace.limits import TraceLimits
 from tunecast.tape.trace.request import Answer, JobRequest, Request, ScriptRequest
-from tunecast.units import gib
+from tunecast.units import GIB
 
 PACKAGE = Path(__file__).parents[2]
 START = """
@@ -33,10 +37,13 @@ root = sys.argv.pop(1)
 spec = importlib.util.spec_from_file_location("tunecast", root + "/__init__.py", submodule_search_locations=[root])
 sys.modules["tunecast"] = module = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(module)
-runpy.run_module("tunecast.tape.trace.child", run_name="__main__", alter_sys=True)
+runpy.run_module("tunecast.tape.trace.guard", run_name="__main__", alter_sys=True)
 """
 """Gives another interpreter this tunecast and nothing else: on its path, our site-packages would hide its own."""
 POLL_S = 0.2
+LARGEST_ANSWER_BYTES = 4 * GIB
+LATE_S = 10.0
+"""Seconds after which a guard that should have ended is ended."""
 OFFLINE = {
     "CUDA_VISIBLE_DEVICES": "",
     "HF_HUB_OFFLINE": "1",
@@ -64,8 +71,8 @@ def trace_training(
     progress: Progress | None = None,
 ) -> Tape:
     """The tape of a job's own training run over the model of `config`: a step for each of `lengths`."""
-    with tempfile.TemporaryDirectory(prefix="tunecast-") as folder:
-        request = JobRequest(Path(folder), card, job=job.to_dict(), config=dict(config), lengths=tuple(lengths))
+    with run_folder() as folder:
+        request = JobRequest(folder, card, job=job.to_dict(), config=dict(config), lengths=tuple(lengths))
         tape, answer = _ask(request, python, limits or TraceLimits(), progress, quiet=True)
         if tape is None:
             raise _failure(answer)
@@ -87,9 +94,9 @@ def trace_script(
     progress: Progress | None = None,
 ) -> tuple[Tape, Answer]:
     """The tape of the first steps of an unmodified training script, and what could not be traced."""
-    with tempfile.TemporaryDirectory(prefix="tunecast-") as folder:
+    with run_folder() as folder:
         request = ScriptRequest(
-            Path(folder),
+            folder,
             card,
             devices=nproc_per_node,
             script=script,
@@ -111,78 +118,124 @@ def _ask(
 ) -> tuple[Tape | None, Answer]:
     environment = dict(os.environ) | OFFLINE
     environment["TMPDIR"] = str(request.folder)
-    command = [python, "-c", START, str(PACKAGE), str(request.write())]
+    told = [str(request.write()), str(os.getpid()), json.dumps(limits)]
     log_path = request.folder / "log.txt"
     with log_path.open("wb") as log:
         try:
-            child = subprocess.Popen(
-                command,
+            guard = subprocess.Popen(
+                [python, "-c", START, str(PACKAGE), *told],
                 env=environment,
                 stdin=subprocess.DEVNULL,
-                stdout=log if quiet else sys.stderr,
+                stdout=subprocess.PIPE,
                 stderr=log if quiet else sys.stderr,
                 start_new_session=True,
             )
         except OSError as error:
             raise NotResolved(f"the interpreter {python!r} could not be started: {error.strerror}") from None
         try:
-            _watch(child, limits, progress)
+            _wait(guard, limits, progress)
         finally:
-            _end(child)
-    if not request.answer_path.exists():
-        raise _crash(python, child.returncode, log_path)
-    answer = Answer.read(request.answer_path)
-    return (read_tape(request.tape_path) if request.tape_path.exists() else None), answer
+            _end(guard)
+    assert guard.stdout is not None
+    with guard.stdout:
+        verdict = Verdict.read(guard.stdout.read().decode())
+    if verdict is not None and verdict.reason:
+        raise NotResolved(verdict.reason)
+    if not _is_file(request.answer_path):
+        code = guard.returncode if verdict is None else verdict.code
+        raise (_crash_of_script if isinstance(request, ScriptRequest) else _crash)(request, python, code, log_path)
+    try:
+        answer = Answer.read(request.answer_path)
+        return (read_tape(request.tape_path) if _is_file(request.tape_path) else None), answer
+    except (ValueError, TypeError, LookupError, OSError, EOFError) as error:
+        raise NotResolved(
+            f"what the traced process left in its folder cannot be read ({type(error).__name__}: {error}). "
+            "To fix: let the script keep its own files out of the root of $TMPDIR."
+        ) from None
 
 
-def _watch(child: subprocess.Popen[bytes], limits: TraceLimits, progress: Progress | None) -> None:
+def _is_file(path: Path) -> bool:
+    """No link, no pipe and of a size to be read: the folder is the script's as well."""
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return False
+    return stat.S_ISREG(found.st_mode) and found.st_size <= LARGEST_ANSWER_BYTES
+
+
+def _wait(guard: subprocess.Popen[bytes], limits: TraceLimits, progress: Progress | None) -> None:
     start = time.monotonic()
-    while child.poll() is None:
+    while guard.poll() is None:
         passed = time.monotonic() - start
         if progress is not None:
             progress(passed)
-        if passed > limits.seconds:
-            raise NotResolved(
-                f"tracing took longer than {limits.seconds:.0f} s and was stopped. "
-                "To fix: --time-limit SECONDS, fewer --steps, or a smaller script."
-            )
-        used = resident_bytes(child.pid)
-        if used > limits.memory_bytes:
-            raise NotResolved(
-                f"tracing used {gib(used)} of host memory, more than {gib(limits.memory_bytes)}, and was stopped. "
-                "To fix: --memory-limit GIB, or let the script hold less real data."
-            )
+        if passed > limits.seconds + LATE_S:  # the guard does not answer
+            raise NotResolved(over_time(passed, limits))
         time.sleep(POLL_S)
 
 
-def _end(child: subprocess.Popen[bytes]) -> None:
-    """The whole process group, so that nothing a script started lives on."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(child.pid, signal.SIGKILL)
-    child.wait()
-
-
-def resident_bytes(pid: int) -> int:
-    """Of the process, 0 where the system does not say."""
+def _end(guard: subprocess.Popen[bytes]) -> None:
+    """With all below it. A guard that was killed has left that to us: what it started is in its session."""
+    guard.terminate()
     try:
-        fields = Path(f"/proc/{pid}/statm").read_text().split()
-        return int(fields[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, IndexError, ValueError):
-        return 0
+        guard.wait(timeout=LATE_S)
+    except subprocess.TimeoutExpired:
+        guard.kill()
+        guard.wait()
+    if guard.returncode < 0:
+        for pid in _session(guard.pid):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
 
 
-def _crash(python: str, code: int | None, log: Path) -> TunecastError:
+def _session(leader: int) -> list[int]:
+    """Processes of a session (man proc_pid_stat); none where the system does not say."""
+    found = []
+    for name in os.listdir("/proc") if os.path.isdir("/proc/self") else ():
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            if int(Path(f"/proc/{int(name)}/stat").read_text().rpartition(")")[2].split()[3]) == leader:
+                found.append(int(name))
+    return found
+
+
+def _crash(request: Request, python: str, code: int | None, log: Path) -> TunecastError:
     tail = log.read_text(errors="replace")[-1500:].strip()
     if "No module named 'torch'" in tail:
         return NotResolved(
             f"{python} has no torch, and tracing runs the real training code. "
             "To fix: pip install torch transformers, or --python /path/to/your/training/environment/bin/python."
         )
-    how = f"was killed by signal {-code}" if code is not None and code < 0 else f"ended with code {code}"
     return Unsupported(
-        f"the traced process {how} before it could answer. Its torch may be one this tunecast does not know. "
-        f"To fix: trace with a torch version `tunecast trace --help` names.{chr(10) + tail if tail else ''}"
+        f"the traced process {_end_in_words(code)} before it could answer. Its torch may be one this tunecast does not "
+        f"know. To fix: trace with a torch version `tunecast trace --help` names.{chr(10) + tail if tail else ''}"
     )
+
+
+def _crash_of_script(request: Request, python: str, code: int | None, log: Path) -> TunecastError:
+    """No answer at all: C code ended the process, or somebody outside."""
+    steps = request.steps_done()
+    when = f"after {steps} optimizer {'step' if steps == 1 else 'steps'}" if steps else "before its first step was done"
+    fix = "see whether it does so without tunecast as well"
+    if code == -signal.SIGKILL:
+        fix = "if the machine ran out of memory, free some, or let the script hold less real data"
+    elif code is not None and code >= 0:
+        fix = "let it end by sys.exit, or by its last line"
+    first = f"--steps {steps} answers for what came before; " if steps else ""
+    return NotResolved(
+        f"the script {_end_in_words(code)} {when}; what was traced is lost with it. To fix: {first}{fix}."
+    )
+
+
+def _end_in_words(code: int | None) -> str:
+    if code is None:
+        return "was ended"
+    if code >= 0:
+        return f"ended with code {code}"
+    if code == -signal.SIGKILL:
+        return "was killed from outside (SIGKILL), most likely by the kernel for want of memory,"
+    with contextlib.suppress(ValueError):
+        return f"crashed with {signal.Signals(-code).name} ({signal.strsignal(-code)})"
+    return f"was ended by signal {-code}"
 
 
 def _failure(answer: Answer) -> TunecastError:

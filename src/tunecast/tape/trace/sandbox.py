@@ -1,7 +1,7 @@
 """A traced script changes nothing outside its own temporary folder, reaches no network and starts no programs.
 
 Writes are led into the folder (`overlay.py`); what would still leave it is refused by an audit hook, which sees
-every file, process and socket Python code asks for, and by the kernel (`landlock.py`), which sees the rest. Refusals
+every file, process and socket Python code asks for, and by the kernel (`kernel/`), which sees the rest. Refusals
 are `OSError`s, which programs expect of disks and networks, and each is listed in the answer.
 """
 
@@ -17,21 +17,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tunecast.tape.trace import landlock
-from tunecast.tape.trace.overlay import WRITING_FLAGS, Overlay
+from tunecast.tape.trace.guard import end_with
+from tunecast.tape.trace.kernel.restrict import DEVICES, Refusals, restrict
+from tunecast.tape.trace.overlay import WRITING_FLAGS, Overlay, real_path
 from tunecast.tape.trace.overlay import install as lay_over_the_disk
+from tunecast.tape.trace.programs import named_programs, only_reads, program_path
+from tunecast.tape.trace.secrets import without_secrets
+from tunecast.units import GIB
 
-READING_PROGRAMS = frozenset({
-    "nvidia-smi", "uname", "hostname", "lscpu", "lsb_release", "ldconfig", "getconf", "id", "whoami", "which", "file",
-    "cat", "ls", "df", "free", "nvcc",
-})  # fmt: skip
-"""Tools that only tell something; libraries ask them about the machine."""
-READING_GIT = frozenset({
-    "rev-parse", "log", "status", "describe", "diff", "show", "ls-files", "rev-list", "cat-file", "--version",
-    "version", "config --get", "config --list", "branch --show-current", "remote -v", "remote get-url",
-})  # fmt: skip
-GIT_OPTIONS_WITH_VALUE = frozenset({"-C", "-c", "--git-dir", "--work-tree"})
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1", "0.0.0.0", "::", ""})
+STREAMS = ("/dev/fd/", "/dev/stdout", "/dev/stderr", "/proc/self/fd/")
+SHARED_MEMORY_BYTES = 4 * GIB
 QUIET = {
     "WANDB_MODE": "disabled", "COMET_MODE": "DISABLED", "DISABLE_MLFLOW_INTEGRATION": "TRUE",
     "HF_HUB_DISABLE_TELEMETRY": "1", "DO_NOT_TRACK": "1", "GIT_OPTIONAL_LOCKS": "0",
@@ -47,20 +43,27 @@ class Sandbox:
     def __init__(self, folder: Path) -> None:
         self.overlay = Overlay(folder)
         self.refused: Counter[str] = Counter()
-        self.kernel_guards = False
+        self.refusals = Refusals()
+        self.programs = named_programs()
 
-    def enter(self) -> None:
+    def restrict(self) -> None:
+        """What the kernel refuses from now on, as early as can be."""
         os.environ.update(QUIET)
         for name in OWN_CACHES:
             os.environ[name] = os.path.join(self.overlay.home, name.lower())
+        guard = os.getppid()
+        self.refusals = restrict(self.overlay.home, sorted(set(self.programs.values())), SHARED_MEMORY_BYTES)
+        end_with(guard)
+
+    def enter(self) -> None:
+        """What Python is led elsewhere with, or refused, once the tracer itself is loaded."""
         lay_over_the_disk(self.overlay)
-        self.kernel_guards = landlock.refuse_writes_outside((self.overlay.home, "/dev", "/proc"))
         answers: dict[str, Callable[..., None]] = {
             "open": self._on_open, "os.mkdir": self._on_change, "os.remove": self._on_change,
-            "os.rmdir": self._on_change, "os.truncate": self._on_change, "os.rename": self._on_move,
+            "os.rmdir": self._on_change, "os.truncate": self._on_truncate, "os.rename": self._on_move,
             "os.link": self._on_move, "os.symlink": self._on_move, "sqlite3.connect": self._on_database,
-            "subprocess.Popen": self._on_program, "os.posix_spawn": self._on_program, "os.exec": self._on_program,
-            "os.spawn": self._on_spawn, "os.system": self._on_command, "os.fork": self._on_fork,
+            "subprocess.Popen": self._on_program, "os.posix_spawn": self._on_spawn, "os.exec": self._on_exec,
+            "os.spawn": self._on_spawnv, "os.system": self._on_command, "os.fork": self._on_fork,
             "os.forkpty": self._on_fork, "socket.connect": self._on_connect, "socket.sendto": self._on_connect,
             "socket.sendmsg": self._on_connect, "socket.getaddrinfo": self._on_lookup,
             "socket.gethostbyname": self._on_lookup,
@@ -84,11 +87,14 @@ class Sandbox:
         self.refused[what] += 1
         raise PermissionError(f"{what}: {why}")
 
-    def _require_inside(self, path: Any) -> None:
+    def _require_inside(self, path: Any, *, itself: bool = False) -> None:
+        """By where it leads, since a link inside may lead out; with `itself` a link is what is meant."""
         if isinstance(path, int):
             return
         absolute = os.path.abspath(os.fsdecode(path))
-        if not self.overlay.is_free(absolute) and not self.overlay.is_free(os.path.realpath(absolute)):
+        if absolute in DEVICES or absolute.startswith(STREAMS):
+            return
+        if not self.overlay.is_inside(real_path(os.path.dirname(absolute) + "/." if itself else absolute)):
             self._refuse(f"writing {absolute} was refused", "a traced script changes no files of yours")
 
     def _on_open(self, path: Any, mode: Any, flags: Any) -> None:
@@ -96,11 +102,14 @@ class Sandbox:
         if writes and path is not None and not getattr(self.overlay.thread, "through_opener", False):
             self._require_inside(path)
 
-    def _on_change(self, path: Any, *rest: Any) -> None:
+    def _on_truncate(self, path: Any, *rest: Any) -> None:
         self._require_inside(path)
 
+    def _on_change(self, path: Any, *rest: Any) -> None:
+        self._require_inside(path, itself=True)
+
     def _on_move(self, source: Any, target: Any, *rest: Any) -> None:
-        self._require_inside(target)
+        self._require_inside(target, itself=True)
 
     def _on_database(self, path: Any) -> None:
         if os.fsdecode(path) != ":memory:":
@@ -108,21 +117,33 @@ class Sandbox:
 
     # ------------------------------------------------------------------ programs
 
-    def _on_program(self, program: Any, args: Any, *rest: Any) -> None:
+    def _on_program(self, program: Any, args: Any, folder: Any = None, environment: Any = None) -> None:
         words = [os.fsdecode(a) for a in args] if isinstance(args, (list, tuple)) else shlex.split(os.fsdecode(args))
-        if words and words[0] in ("/bin/sh", "sh") and words[1:2] == ["-c"]:
-            self._on_command(" ".join(words[2:]))
-        elif not only_reads(words):
-            self._refuse(f"starting {shlex.join(words)[:200]!r} was refused", "only tools that read are started")
+        path = program_path(os.fsdecode(program), folder, environment)
+        if path == self.programs.get("sh") and words[1:2] == ["-c"] and len(words) == 3:
+            self._on_command(words[2], folder, environment)
+        elif not (words and only_reads(words) and path == self.programs.get(os.path.basename(words[0]))):
+            self._refuse_program("starting", words)
 
-    def _on_spawn(self, mode: Any, program: Any, args: Any, *rest: Any) -> None:
-        self._on_program(program, args)
+    def _on_spawn(self, program: Any, args: Any, environment: Any) -> None:
+        self._on_program(program, args, None, environment)
 
-    def _on_command(self, command: Any) -> None:
+    def _on_spawnv(self, mode: Any, program: Any, args: Any, environment: Any = None) -> None:
+        self._on_program(program, args, None, environment)
+
+    def _on_exec(self, program: Any, args: Any, environment: Any) -> None:
+        self._refuse_program("becoming", [os.fsdecode(a) for a in args])
+
+    def _on_command(self, command: Any, folder: Any = None, environment: Any = None) -> None:
         text = os.fsdecode(command)
-        plain = not set(text) & set(";|&<>$`\n")
-        if not plain or not only_reads(shlex.split(text)):
-            self._refuse(f"running {text[:200]!r} was refused", "only tools that read are started")
+        words = [] if set(text) & set(";|&<>$`\n\\*?[~(){}!") else shlex.split(text)
+        path = program_path(words[0], folder, environment) if words else None
+        if not (words and only_reads(words) and path == self.programs.get(os.path.basename(words[0]))):
+            self._refuse_program("running", words or text.split())
+
+    def _refuse_program(self, what: str, words: Sequence[str]) -> None:
+        told = shlex.join(without_secrets(words))[:200]
+        self._refuse(f"{what} {told!r} was refused", "only tools that read are started")
 
     def _on_fork(self, *rest: Any) -> None:
         self._refuse("starting a second Python process was refused", "what runs there could not be traced")
@@ -130,26 +151,13 @@ class Sandbox:
     # ------------------------------------------------------------------ network
 
     def _on_connect(self, connection: Any, address: Any) -> None:
-        if getattr(connection, "family", None) != getattr(socket, "AF_UNIX", None):
+        if address is not None:
             self._refuse(f"connecting to {_shown(address)} was refused", "tracing uses no network")
 
     def _on_lookup(self, host: Any, *rest: Any) -> None:
         name = "" if host is None else os.fsdecode(host) if isinstance(host, (str, bytes)) else str(host)
         if name not in LOOPBACK and name != socket.gethostname():
             self._refuse(f"looking up {name} was refused", "tracing uses no network")
-
-
-def only_reads(words: Sequence[str]) -> bool:
-    """`git status` does, `git commit` does not; nor does anything that is not known."""
-    if not words:
-        return False
-    name = os.path.basename(words[0])
-    if name != "git":
-        return name in READING_PROGRAMS
-    rest = list(words[1:])
-    while rest and rest[0] in GIT_OPTIONS_WITH_VALUE:
-        del rest[:2]
-    return bool({" ".join(rest[:1]), " ".join(rest[:2])} & READING_GIT)
 
 
 def _shown(address: Any) -> str:

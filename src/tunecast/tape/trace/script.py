@@ -7,6 +7,8 @@ contents) goes into the answer, a sentence each.
 
 from __future__ import annotations
 
+import contextlib
+import faulthandler
 import os
 import re
 import runpy
@@ -32,6 +34,7 @@ from tunecast.tape.trace.recorder import Recorder
 from tunecast.tape.trace.request import Answer, ScriptRequest
 from tunecast.tape.trace.sandbox import Sandbox
 
+_leave = os._exit
 OWN_FILES = (str(Path(__file__).parent), "<frozen runpy>")
 MOST_DETAIL = 4000
 MOST_IGNORED_STOPS = 50
@@ -42,8 +45,7 @@ class Stop(BaseException):
     """Enough steps were taken."""
 
 
-def trace_script(request: ScriptRequest, recorder: Recorder) -> Answer:
-    sandbox = Sandbox(request.folder)
+def trace_script(request: ScriptRequest, recorder: Recorder, sandbox: Sandbox) -> Answer:
     run = ScriptRun(request, recorder, sandbox)
     sandbox.enter()
     run.watch()
@@ -78,7 +80,7 @@ class ScriptRun:
 
     def __init__(self, request: ScriptRequest, recorder: Recorder, sandbox: Sandbox) -> None:
         self.request, self.recorder, self.sandbox = request, recorder, sandbox
-        self._stops = 0
+        self._stops = self._steps_told = 0
 
     def watch(self) -> None:
         hook = modules.register_module_forward_pre_hook(lambda module, inputs: self.stop_when_done())
@@ -91,12 +93,19 @@ class ScriptRun:
         skip_no_step(self.recorder)
         self.recorder.emulated["aten::masked_select"] = masked_select
         follow_threads()
+        faulthandler.enable(all_threads=False)  # a crash in C code shows the line of Python it came from
+        self._answer_before_leaving()
+        for told in self.sandbox.refusals.sentences():
+            self.recorder.assumptions[told] = 1
 
     @property
     def steps(self) -> int:
         return self.recorder.scopes.steps_done
 
     def stop_when_done(self) -> None:
+        if self.steps != self._steps_told:
+            self._steps_told = self.steps
+            self.request.steps_path.write_text(str(self.steps))
         if not self.request.steps or self.steps < self.request.steps:
             return
         if not self._stops:
@@ -104,15 +113,30 @@ class ScriptRun:
             self.recorder.paused += 1
         self._stops += 1
         if self._stops > MOST_IGNORED_STOPS:
-            self._leave_at_once()
+            self._write(self.answer())
+            _leave(0)
         raise Stop
 
-    def _leave_at_once(self) -> None:
+    def _write(self, answer: Answer) -> None:
         from tunecast.tape.trace.child import versions
 
         write_tape(self.recorder.tape(versions()), self.request.tape_path)
-        self.answer().write(self.request.answer_path)
-        os._exit(0)
+        answer.write(self.request.answer_path)
+
+    def _answer_before_leaving(self) -> None:
+        """`os._exit` ends a process on the spot; what was traced until then is worth having."""
+
+        def _exit(status: int) -> None:
+            with contextlib.suppress(Exception):
+                if status == 0 or self.steps:
+                    told = None if status == 0 else f"the script ended with os._exit({status})"
+                    self._write(self.answer(finished=status == 0, error=told))
+                else:
+                    told = f"the script ended with os._exit({status}) before its first step was done"
+                    Answer(error=told, code=NotResolved.code).write(self.request.answer_path)
+            _leave(status)
+
+        os._exit = _exit  # type: ignore[assignment]
 
     def answer(self, *, finished: bool = False, error: str | None = None, detail: str = "") -> Answer:
         untraced = (*self.sandbox.sentences(), *counted(self.recorder.untraced))
@@ -170,6 +194,7 @@ def own_frames_removed(error: BaseException) -> str:
 def follow_threads() -> None:
     """Dispatch modes belong to a thread; a thread the script starts would compute for real, unseen."""
     active = _get_current_dispatch_mode_stack()
+    show = threading.excepthook
     start = threading.Thread._bootstrap_inner  # type: ignore[attr-defined]
 
     def _bootstrap_inner(self: threading.Thread) -> None:
@@ -177,7 +202,12 @@ def follow_threads() -> None:
             _push_mode(mode)
         start(self)
 
+    def excepthook(error: threading.ExceptHookArgs) -> None:
+        if not issubclass(error.exc_type, Stop):  # how a thread that trains is stopped
+            show(error)
+
     threading.Thread._bootstrap_inner = _bootstrap_inner  # type: ignore[attr-defined]
+    threading.excepthook = excepthook
 
 
 def skip_no_step(recorder: Recorder) -> None:
