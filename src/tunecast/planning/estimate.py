@@ -55,6 +55,7 @@ from tunecast.prediction.time.whole import WholeTime, fixed_phases, with_prepara
 from tunecast.records import NamedTuple, replace
 from tunecast.tape.build.job_runs import fold_job
 from tunecast.tape.fold import Folded
+from tunecast.tape.op import Phase
 from tunecast.tape.shorten import with_few_micro_batches
 from tunecast.tape.timed import steps_of_fold
 from tunecast.units import MIB
@@ -221,8 +222,9 @@ class Estimator:
     def floor_s(
         self, gpu: str, technique: Technique, micro_batch: int, length: int, spread: Spread, *, close: bool
     ) -> tuple[float, float]:
-        """Of the first micro-batch of rows of this length, on one card, and of each later one. A `close` floor of ZeRO
-        takes a tape of its own."""
+        """Of the first micro-batch of rows of this length, on one card, and of each later one. Where completions are
+        generated, the first has those of its own rows: of more rows they take no less. A `close` floor of ZeRO takes a
+        tape of its own."""
         is_cast = close and spread.sharding.is_zero
         key = gpu, technique.work, micro_batch, length, spread, is_cast
         return self._once(
@@ -232,15 +234,17 @@ class Estimator:
     def _floor_s(
         self, gpu: Gpu, technique: Technique, micro_batch: int, length: int, spread: Spread, is_cast: bool
     ) -> tuple[float, float]:
-        work = self._work(technique, micro_batch, length, is_cast)
-        if work is None:
+        found = self._work(technique, micro_batch, length, is_cast)
+        if found is None:
             return 0.0, 0.0
+        work, generation = found
         copied = copied_of(self.tensors(technique, spread.data), self.space.job, gpu, spread)
         like = REPLICATED if is_cast else spread.data
         busy_s = work.busy_s(gpu, like, narrow=technique.matmul_dtype is not None, fused=technique.compile)
         busy_s += copied.micro_batch_s
         launched_s = 0.0 if technique.compile else work.launched_s(like)
-        return max(busy_s + copied.step_s, launched_s), max(busy_s + copied.later_s, launched_s)
+        first_s = busy_s + copied.step_s + generation.busy_s(gpu, like), launched_s + generation.launched_s(like)
+        return max(first_s), max(busy_s + copied.later_s, launched_s)
 
     def least_bytes(self, rig: Rig, setting: Setting) -> int:
         """What the fullest card holds at least, by the run of one micro-batch alone on one card.
@@ -294,8 +298,8 @@ class Estimator:
         cards, _ = shards_and_copies(SHARDINGS[data], rig.gpus, rig.nodes, self.space.job.parallel.replicate)
 
         def find() -> float:
-            work = self._work(technique, 1, longest_row(self.space.job, self.lengths), is_cast=False)
-            return 0.0 if work is None else work.end_s(rig.gpu, data, cards)
+            found = self._work(technique, 1, longest_row(self.space.job, self.lengths), is_cast=False)
+            return 0.0 if found is None else found[0].end_s(rig.gpu, data, cards)
 
         return self._once("end", (rig.gpu_name, technique.base, data, cards), find)
 
@@ -307,8 +311,10 @@ class Estimator:
             "sent", key, lambda: sent_of(self.tensors(technique, spread.data), self.space.job, rig, spread)
         )
 
-    def _work(self, technique: Technique, micro_batch: int, length: int, is_cast: bool) -> Work | None:
-        def find() -> Work | None:
+    def _work(self, technique: Technique, micro_batch: int, length: int, is_cast: bool) -> tuple[Work, Work] | None:
+        """Of a micro-batch, and of generating what it is trained on."""
+
+        def find() -> tuple[Work, Work] | None:
             eager = technique.eager
             setting = Setting(eager, ONE_CARD, Split(micro_batch, 1))
             try:
@@ -316,7 +322,8 @@ class Estimator:
                 steps = steps_of_fold(self.fold(ALONE, setting, job), 1)
             except TunecastError:
                 return None
-            return work_of(next(iter(steps.values())), host_of(job))
+            step, host = next(iter(steps.values())), host_of(job)
+            return work_of(step, host), work_of(step, host, (Phase.GENERATE,))
 
         return self._once("work", (technique.work, micro_batch, length, is_cast), find) if self.bounds_time else None
 
