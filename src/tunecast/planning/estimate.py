@@ -20,6 +20,7 @@ from tunecast.hardware.spec import Gpu
 from tunecast.job.job import Job
 from tunecast.job.lengths import sample_lengths
 from tunecast.job.model import ModelConfig
+from tunecast.job.names import ROLLOUTS
 from tunecast.job.shardings import REPLICATED, SHARDINGS, shards_and_copies
 from tunecast.job.stacks import stack_of
 from tunecast.planning.bounds import (
@@ -57,7 +58,8 @@ from tunecast.tape.build.job_runs import fold_job
 from tunecast.tape.fold import Folded
 from tunecast.tape.op import Phase
 from tunecast.tape.shorten import with_few_micro_batches
-from tunecast.tape.timed import steps_of_fold
+from tunecast.tape.step import Step
+from tunecast.tape.timed import steps_alone, steps_of_fold
 from tunecast.units import MIB
 
 if TYPE_CHECKING:
@@ -319,7 +321,7 @@ class Estimator:
             setting = Setting(eager, ONE_CARD, Split(micro_batch, 1))
             try:
                 job = replace(plain(self._job_alone(eager, micro_batch, is_cast)), seq_len=length, lengths=None)
-                steps = steps_of_fold(self.fold(ALONE, setting, job), 1)
+                steps = self._steps(ALONE, setting, job)
             except TunecastError:
                 return None
             step, host = next(iter(steps.values())), host_of(job)
@@ -339,8 +341,8 @@ class Estimator:
 
         def step_times() -> StepTimes:
             runs = clock.runs()
-            folds = [None if spread.layers > 1 or run.lengths else self.fold(rig, setting, run) for run in runs]
-            return clock.step_times(runs, folds)
+            played = [None if spread.layers > 1 or run.lengths else self._steps(rig, setting, run) for run in runs]
+            return clock.step_times(runs, played)
 
         steps = self._once("step times", (rig, _plainly_loaded(setting)), step_times, MOST_FOLDS)
         evaluation_s = self._once("evaluation", (rig, technique, spread), clock.evaluation_s)
@@ -371,13 +373,14 @@ class Estimator:
         return Held(fits, needs, has, device.nbytes, device.range_bytes, has + held.outside_bytes)
 
     def fold(self, rig: Rig, setting: Setting, job: Job) -> Folded:
-        """Of a few micro-batches: one tape for memory and time, and for every card that looks alike."""
+        """Of a few micro-batches: one tape for memory and, mostly, time, and for every card that looks alike."""
 
         def find() -> Folded | TunecastError:
             short = with_few_micro_batches(job)
+            keeps_ops = not short.lengths and job.task not in ROLLOUTS  # whose time is asked of a tape of its own
 
             def build(of: ModelConfig) -> Folded:
-                return fold_job(short, of.raw, card_of(rig.gpu), keeps_ops=not short.lengths)
+                return fold_job(short, of.raw, card_of(rig.gpu), keeps_ops=keeps_ops)
 
             try:
                 with config_errors(self.model, build):
@@ -390,6 +393,13 @@ class Estimator:
         if isinstance(found, TunecastError):
             raise found
         return found
+
+    def _steps(self, rig: Rig, setting: Setting, job: Job) -> dict[int, Step]:
+        """Of the tape that memory is asked of; where completions are generated, which takes most of it and of which
+        time needs little, of one of their own."""
+        if job.task not in ROLLOUTS:
+            return steps_of_fold(self.fold(rig, setting, job), job.grad_accum)
+        return steps_alone(job, self.config, card_of(rig.gpu))
 
     def _own(self, rig: Rig, setting: Setting, job: Job) -> OwnRun | None:
         """The job's own batches, briefly; the same on every card that looks alike."""
