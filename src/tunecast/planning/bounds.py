@@ -26,7 +26,7 @@ pipeline) products are cut too, and the floor is 0.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 from tunecast.errors import TunecastError
 from tunecast.hardware.cluster import cards_of
@@ -223,12 +223,13 @@ def _zero_gradients_bytes(of: Tensors, job: Job, rig: Rig, zero: Sharding) -> fl
 
 
 class Work(NamedTuple):
-    """The operations of one micro-batch on one card that a floor may count, with how often each runs."""
+    """The operations of one micro-batch on one card that a floor may count, with how often each runs: of steps that
+    take turns, on average."""
 
-    products: tuple[tuple[Op, int], ...]
-    attention: tuple[tuple[Op, int], ...]
-    moving: tuple[tuple[Op, int], ...]
-    optimizer: tuple[tuple[Op, int], ...]
+    products: tuple[tuple[Op, float], ...]
+    attention: tuple[tuple[Op, float], ...]
+    moving: tuple[tuple[Op, float], ...]
+    optimizer: tuple[tuple[Op, float], ...]
     """Of the step's end, whatever the micro-batches."""
     host_s: float
     """To launch a micro-batch, less its attention."""
@@ -268,32 +269,34 @@ def _attention_s(op: Op, rates: Rates) -> float:
     return op.flops * FEWEST_FLOPS / (rates.flop_per_s(op.dtype) * FASTEST)
 
 
-def work_of(step: Step, host: Host) -> Work:
-    found: dict[str, dict[tuple[object, ...], tuple[Op, int]]] = {PRODUCTS: {}, ATTENTION: {}, MOVING: {}}
+def work_of(
+    step: Step, host: Host, phases: Container[Phase] = (Phase.FORWARD, Phase.BACKWARD, Phase.CLIP, Phase.OPTIMIZER)
+) -> Work:
+    found: dict[str, dict[tuple[object, ...], tuple[Op, float]]] = {PRODUCTS: {}, ATTENTION: {}, MOVING: {}}
     host_s = casts_s = 0.0
-    last: list[tuple[Op, int]] = []
+    last: list[tuple[Op, float]] = []
     for section in step.sections:
-        ends = section.phase in (Phase.CLIP, Phase.OPTIMIZER)
-        if not ends and section.phase not in (Phase.FORWARD, Phase.BACKWARD):
+        if section.phase not in phases:
             continue
+        ends, times = section.phase in (Phase.CLIP, Phase.OPTIMIZER), section.times / step.count
         for op in section.ops:
             if ends:
                 if kind_of(op.name) == MOVING:
-                    last.append((op, section.times))
+                    last.append((op, times))
                 continue
             kind = kind_of(op.name)
-            launch_s = 0.0 if kind == ATTENTION else host.op_s(op, section.phase) * section.times
+            launch_s = 0.0 if kind == ATTENTION else host.op_s(op, section.phase) * times
             host_s += launch_s
             if op.name in (CAST, COPY):
-                node_s = host.op_s(NODE, section.phase) * section.times if op.by_engine else 0.0
+                node_s = host.op_s(NODE, section.phase) * times if op.by_engine else 0.0
                 casts_s += launch_s + node_s
             if kind not in found or op.stream or op.name in BY_CARD:
                 continue
             key = (
                 op.name, op.shapes, op.dtype, op.flops, op.read_bytes, op.written_bytes, op.kernels, op.layout
             )  # fmt: skip
-            _, times = found[kind].get(key, (op, 0))
-            found[kind][key] = op, times + section.times
+            _, before = found[kind].get(key, (op, 0))
+            found[kind][key] = op, before + times
     products, attention, moving = (tuple(found[kind].values()) for kind in (PRODUCTS, ATTENTION, MOVING))
     return Work(products, attention, moving, tuple(last), host_s, casts_s)
 

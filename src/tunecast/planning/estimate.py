@@ -20,6 +20,7 @@ from tunecast.hardware.spec import Gpu
 from tunecast.job.job import Job
 from tunecast.job.lengths import sample_lengths
 from tunecast.job.model import ModelConfig
+from tunecast.job.names import ROLLOUTS
 from tunecast.job.shardings import REPLICATED, SHARDINGS, shards_and_copies
 from tunecast.job.stacks import stack_of
 from tunecast.planning.bounds import (
@@ -55,8 +56,10 @@ from tunecast.prediction.time.whole import WholeTime, fixed_phases, with_prepara
 from tunecast.records import NamedTuple, replace
 from tunecast.tape.build.job_runs import fold_job
 from tunecast.tape.fold import Folded
+from tunecast.tape.op import Phase
 from tunecast.tape.shorten import with_few_micro_batches
-from tunecast.tape.timed import steps_of_fold
+from tunecast.tape.step import Step
+from tunecast.tape.timed import steps_alone, steps_of_fold
 from tunecast.units import MIB
 
 if TYPE_CHECKING:
@@ -221,8 +224,9 @@ class Estimator:
     def floor_s(
         self, gpu: str, technique: Technique, micro_batch: int, length: int, spread: Spread, *, close: bool
     ) -> tuple[float, float]:
-        """Of the first micro-batch of rows of this length, on one card, and of each later one. A `close` floor of ZeRO
-        takes a tape of its own."""
+        """Of the first micro-batch of rows of this length, on one card, and of each later one. Where completions are
+        generated, the first has those of its own rows: of more rows they take no less. A `close` floor of ZeRO takes a
+        tape of its own."""
         is_cast = close and spread.sharding.is_zero
         key = gpu, technique.work, micro_batch, length, spread, is_cast
         return self._once(
@@ -232,15 +236,17 @@ class Estimator:
     def _floor_s(
         self, gpu: Gpu, technique: Technique, micro_batch: int, length: int, spread: Spread, is_cast: bool
     ) -> tuple[float, float]:
-        work = self._work(technique, micro_batch, length, is_cast)
-        if work is None:
+        found = self._work(technique, micro_batch, length, is_cast)
+        if found is None:
             return 0.0, 0.0
+        work, generation = found
         copied = copied_of(self.tensors(technique, spread.data), self.space.job, gpu, spread)
         like = REPLICATED if is_cast else spread.data
         busy_s = work.busy_s(gpu, like, narrow=technique.matmul_dtype is not None, fused=technique.compile)
         busy_s += copied.micro_batch_s
         launched_s = 0.0 if technique.compile else work.launched_s(like)
-        return max(busy_s + copied.step_s, launched_s), max(busy_s + copied.later_s, launched_s)
+        first_s = busy_s + copied.step_s + generation.busy_s(gpu, like), launched_s + generation.launched_s(like)
+        return max(first_s), max(busy_s + copied.later_s, launched_s)
 
     def least_bytes(self, rig: Rig, setting: Setting) -> int:
         """What the fullest card holds at least, by the run of one micro-batch alone on one card.
@@ -294,8 +300,8 @@ class Estimator:
         cards, _ = shards_and_copies(SHARDINGS[data], rig.gpus, rig.nodes, self.space.job.parallel.replicate)
 
         def find() -> float:
-            work = self._work(technique, 1, longest_row(self.space.job, self.lengths), is_cast=False)
-            return 0.0 if work is None else work.end_s(rig.gpu, data, cards)
+            found = self._work(technique, 1, longest_row(self.space.job, self.lengths), is_cast=False)
+            return 0.0 if found is None else found[0].end_s(rig.gpu, data, cards)
 
         return self._once("end", (rig.gpu_name, technique.base, data, cards), find)
 
@@ -307,16 +313,19 @@ class Estimator:
             "sent", key, lambda: sent_of(self.tensors(technique, spread.data), self.space.job, rig, spread)
         )
 
-    def _work(self, technique: Technique, micro_batch: int, length: int, is_cast: bool) -> Work | None:
-        def find() -> Work | None:
+    def _work(self, technique: Technique, micro_batch: int, length: int, is_cast: bool) -> tuple[Work, Work] | None:
+        """Of a micro-batch, and of generating what it is trained on."""
+
+        def find() -> tuple[Work, Work] | None:
             eager = technique.eager
             setting = Setting(eager, ONE_CARD, Split(micro_batch, 1))
             try:
                 job = replace(plain(self._job_alone(eager, micro_batch, is_cast)), seq_len=length, lengths=None)
-                steps = steps_of_fold(self.fold(ALONE, setting, job), 1)
+                steps = self._steps(ALONE, setting, job)
             except TunecastError:
                 return None
-            return work_of(next(iter(steps.values())), host_of(job))
+            step, host = next(iter(steps.values())), host_of(job)
+            return work_of(step, host), work_of(step, host, (Phase.GENERATE,))
 
         return self._once("work", (technique.work, micro_batch, length, is_cast), find) if self.bounds_time else None
 
@@ -332,8 +341,8 @@ class Estimator:
 
         def step_times() -> StepTimes:
             runs = clock.runs()
-            folds = [None if spread.layers > 1 or run.lengths else self.fold(rig, setting, run) for run in runs]
-            return clock.step_times(runs, folds)
+            played = [None if spread.layers > 1 or run.lengths else self._steps(rig, setting, run) for run in runs]
+            return clock.step_times(runs, played)
 
         steps = self._once("step times", (rig, _plainly_loaded(setting)), step_times, MOST_FOLDS)
         evaluation_s = self._once("evaluation", (rig, technique, spread), clock.evaluation_s)
@@ -364,13 +373,14 @@ class Estimator:
         return Held(fits, needs, has, device.nbytes, device.range_bytes, has + held.outside_bytes)
 
     def fold(self, rig: Rig, setting: Setting, job: Job) -> Folded:
-        """Of a few micro-batches: one tape for memory and time, and for every card that looks alike."""
+        """Of a few micro-batches: one tape for memory and, mostly, time, and for every card that looks alike."""
 
         def find() -> Folded | TunecastError:
             short = with_few_micro_batches(job)
+            keeps_ops = not short.lengths and job.task not in ROLLOUTS  # whose time is asked of a tape of its own
 
             def build(of: ModelConfig) -> Folded:
-                return fold_job(short, of.raw, card_of(rig.gpu), keeps_ops=not short.lengths)
+                return fold_job(short, of.raw, card_of(rig.gpu), keeps_ops=keeps_ops)
 
             try:
                 with config_errors(self.model, build):
@@ -383,6 +393,13 @@ class Estimator:
         if isinstance(found, TunecastError):
             raise found
         return found
+
+    def _steps(self, rig: Rig, setting: Setting, job: Job) -> dict[int, Step]:
+        """Of the tape that memory is asked of; where completions are generated, which takes most of it and of which
+        time needs little, of one of their own."""
+        if job.task not in ROLLOUTS:
+            return steps_of_fold(self.fold(rig, setting, job), job.grad_accum)
+        return steps_alone(job, self.config, card_of(rig.gpu))
 
     def _own(self, rig: Rig, setting: Setting, job: Job) -> OwnRun | None:
         """The job's own batches, briefly; the same on every card that looks alike."""

@@ -35,6 +35,9 @@ class Guards:
         self._places: dict[Any, int] = {}
         self.calls: dict[Any, str] = {}
         """What functions that are asked as a whole go by."""
+        self.asked: dict[Any, Any] = {}
+        self.computed: dict[Any, Symbol] = {}
+        """What `ask` and `compute` found before."""
         self._made: dict[Any, Symbol] = {}
         """Every symbol, by its terms. It lives as long as the questions, so symbols may go by their `id`."""
 
@@ -110,11 +113,22 @@ def starts(end: Any, step: Any) -> Iterator[Any]:
 def ask(function: Callable[..., Any], about: Hashable, numbers: Sequence[Any]) -> Any:
     """`function(about, *numbers)` as one question: it may compare a lot for an answer that is mostly the same."""
     guards, values = _valued(numbers)
-    answer = function(about, *values)
-    if guards is not None:
+    if guards is None:
+        return function(about, *values)
+    key = function, about, *_named(numbers)
+    if key not in guards.asked:
+        answer = guards.asked[key] = function(about, *values)
         name = guards.calls.setdefault((function, about), f"call_{len(guards.calls)}")
         guards.answers[f"{name}{expression(tuple(numbers))}"] = answer
-    return answer
+    return guards.asked[key]
+
+
+def _named(numbers: Sequence[Any]) -> list[Any]:
+    """Numbers, and by what tells them apart symbols and facts, which do not last."""
+    return [
+        ("symbol", id(each)) if type(each) is Symbol else ("fact", each.code) if type(each) is Fact else each
+        for each in numbers
+    ]
 
 
 def _valued(numbers: Sequence[Any]) -> tuple[Guards | None, list[Any]]:
@@ -131,11 +145,15 @@ def _valued(numbers: Sequence[Any]) -> tuple[Guards | None, list[Any]]:
 def compute(function: Callable[..., int], about: Hashable, numbers: Sequence[Any]) -> Any:
     """`function(about, *numbers)` as one more number: it may ask a lot on the way to a size."""
     guards, values = _valued(numbers)
-    answer = function(about, *values)
     if guards is None:
-        return answer
-    name = guards.calls.setdefault((function, about), f"call_{len(guards.calls)}")
-    return guards.of(answer, {(f"{name}{expression(tuple(numbers))}",): 1})
+        return function(about, *values)
+    key = function, about, *_named(numbers)
+    found = guards.computed.get(key)
+    if found is None:
+        answer = function(about, *values)
+        name = guards.calls.setdefault((function, about), f"call_{len(guards.calls)}")
+        found = guards.computed[key] = guards.of(answer, {(f"{name}{expression(tuple(numbers))}",): 1})
+    return found
 
 
 Powers = tuple[str, ...]

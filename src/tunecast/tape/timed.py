@@ -44,6 +44,11 @@ def timed_steps(job: Job, config: Mapping[str, Any], card: Card) -> dict[int, St
     return found
 
 
+def steps_alone(job: Job, config: Mapping[str, Any], card: Card) -> dict[int, Step]:
+    """Of rows of one length, without what is built for memory alone: most of what generating is."""
+    return _steps(operations_of(with_few_micro_batches(job), config, card, job.seq_len), job.grad_accum)
+
+
 def evaluation_step(job: Job, config: Mapping[str, Any], card: Card, batch: int, length: int) -> Step:
     """One batch of an evaluation. Of models spread over cards, and of stacks whose evaluation is not written down, the
     forward pass of training."""

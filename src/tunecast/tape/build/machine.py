@@ -81,6 +81,8 @@ class Detail(NamedTuple):
     """The first step whose operations will be priced: those before go without, too."""
     standing: Standing | None = None
     """For which layers of the whole model its layers stand; None: all are there."""
+    for_memory: bool = True
+    """Without, what is followed for its memory alone may be left out."""
 
 
 USUAL, WHOLE = Setup(), Detail()
@@ -102,7 +104,7 @@ class Machine(HostNotes):
         self.pictures = setup.pictures
         self.is_flash = is_flash(self.attention)
         """Attention draws no mask of all pairs."""
-        self.standing = detail.standing
+        self.standing, self.for_memory = detail.standing, detail.for_memory
         self.again = False
         """A backward pass repeats what forward had."""
         self.grad_enabled = True

@@ -11,7 +11,7 @@ from tunecast.records import NamedTuple
 from tunecast.tape.card import Card
 from tunecast.tape.kernels.shapes import Shaped
 from tunecast.tape.kernels.steps import KernelCall, Rule, Script, ceil_div, nbytes, up
-from tunecast.tape.symbols import ask
+from tunecast.tape.symbols import ask, compute
 
 FLOAT_BYTES = 4
 CUDNN_PLAN_BYTES = 256
@@ -84,8 +84,15 @@ def flash_width(width: int) -> int:
 
 def flash_splits(batch_heads: int, queries: int, keys: int, width: int, card: Card) -> int:
     """flash_api.cpp, `num_splits_heuristic`: the fewest splits that fill the card within 85 % of the best filling."""
-    splits: int = ask(_splits, width, [batch_heads, queries, keys, card.sm_count])
+    numbers = [batch_heads, queries, keys, card.sm_count]
+    if not ask(_is_split, width, numbers):  # how often is a number like others, which structures need not share
+        return 1
+    splits: int = compute(_splits, width, numbers)
     return splits
+
+
+def _is_split(width: int, *numbers: int) -> bool:
+    return _splits(width, *numbers) > 1
 
 
 def _splits(width: int, batch_heads: int, queries: int, keys: int, sms: int) -> int:

@@ -15,7 +15,7 @@ from typing import Any
 from tunecast.records import NamedTuple
 from tunecast.tape.card import Card
 from tunecast.tape.kernels.steps import ceil_div, up
-from tunecast.tape.symbols import ask
+from tunecast.tape.symbols import ask, compute
 
 Shape = tuple[int, ...]
 VERSION = "2.8.3"
@@ -104,8 +104,15 @@ def rounded_width_2(width: int) -> int:
 
 def splits_2(size: Sizes, sm_count: int) -> int:
     """`num_splits_heuristic`: few, long rows are cut along the keys until 85 % of the best occupancy is reached."""
-    splits: int = ask(_splits_2, size.width, [size.batch * size.heads, size.length, size.key_length, sm_count])
+    numbers = [size.batch * size.heads, size.length, size.key_length, sm_count]
+    if not ask(_is_split_2, size.width, numbers):
+        return 1
+    splits: int = compute(_splits_2, size.width, numbers)
     return splits
+
+
+def _is_split_2(width: int, *numbers: int) -> bool:
+    return _splits_2(width, *numbers) > 1
 
 
 def _splits_2(width: int, rows: int, length: int, key_length: int, sms: int) -> int:

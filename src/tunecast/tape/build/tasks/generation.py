@@ -91,7 +91,7 @@ def sample(
     times, keeps_ops = times_of(new_tokens), machine.keeps_ops
     if len(times) < new_tokens:
         machine.guesses[IN_OUTLINE.format(EXACT_TOKENS)] = None
-    for number in followed_tokens(new_tokens, times):
+    for number in followed_tokens(new_tokens, times, machine.for_memory):
         in_full = number in times
         if number and in_full:
             machine.mark(Op(LOOP, kernels=0))
@@ -135,9 +135,10 @@ def longer(x: Tensor, last: Tensor, tokens: int) -> Tensor:
     return x.machine.run("cat", (x,), (x.shape[0], x.shape[1] + tokens), x.dtype)
 
 
-def followed_tokens(new_tokens: int, times: Mapping[int, int]) -> list[int]:
-    """Those that are made, in full or in outline: right before each in full, and of the others some, evenly."""
-    stride = max(1, new_tokens // MOST_OUTLINES)
+def followed_tokens(new_tokens: int, times: Mapping[int, int], for_memory: bool = True) -> list[int]:
+    """Those that are made, in full or in outline: right before each in full and, for memory, of the others some,
+    evenly."""
+    stride = max(1, new_tokens // MOST_OUTLINES) if for_memory else new_tokens
     return sorted({*times, *[max(0, number - 1) for number in times], *range(0, new_tokens, stride)})
 
 
