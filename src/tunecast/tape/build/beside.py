@@ -15,6 +15,7 @@ from tunecast.tape.build.families import model_of
 from tunecast.tape.build.fill_in import dtype_of
 from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.modules import bring_all
+from tunecast.tape.build.recompute import first_of
 from tunecast.tape.build.stacks.transformers import Making, with_room
 from tunecast.tape.build.tensor import Tensor
 
@@ -31,6 +32,7 @@ def frozen_model(
             name = config.get("model_type")
             raise Unsupported.at("model", f"the closed form does not know the architecture {name!r} of the {role}")
         model.name_all("" if is_twin else role)
+        model.model_type = config.get("text_config", config)["model_type"]
         model.tie()
         bring_all(model)
     for parameter in model.parameters():
@@ -68,9 +70,9 @@ def caching(model: Any, role: str) -> Iterator[Cache]:
         machine.cache = None
 
 
-def logits_of(model: Any, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+def logits_of(model: Any, input_ids: Tensor, attention_mask: Tensor, **images: Tensor) -> Tensor:
     """Of a model that accelerate prepared: widened where autocast was on (`convert_outputs_to_fp32`)."""
     scheme = model.machine.scheme
     with model.machine.autocasting(scheme.autocast):
-        logits: Tensor = model(input_ids, attention_mask, None)
+        logits: Tensor = first_of(model(input_ids, attention_mask, None, **images))
     return logits if scheme.autocast is None else logits.float()

@@ -17,7 +17,9 @@ from tunecast.tape.build.decoder import CausalLM
 from tunecast.tape.build.dtypes import BOOL, INT32, INT64
 from tunecast.tape.build.families import FAMILIES
 from tunecast.tape.build.modules import Linear, Module, bring
+from tunecast.tape.build.recompute import first_of
 from tunecast.tape.build.tensor import Tensor
+from tunecast.tape.build.vision.parts import WithParts
 from tunecast.tape.op import Role
 
 GENERIC = frozenset({
@@ -53,7 +55,10 @@ def without_head(model: Any) -> Any:
 
 
 def _with_head(model: Any, labels: int, families: frozenset[str], auto: str, forward: Any, bias: bool = False) -> Any:
-    if not isinstance(model, CausalLM) or (model.model_type in FAMILIES and model.model_type not in families):
+    """Models that see have no such class in transformers: whoever gives them a head makes it (swift/model/patcher.py,
+    `_patch_sequence_classification`)."""
+    is_known = isinstance(model, WithParts) or model.model_type in families or model.model_type not in FAMILIES
+    if not isinstance(model, CausalLM) or not is_known:
         named = getattr(model, "model_type", type(model).__name__)
         raise Unsupported.at(
             "model",
@@ -116,11 +121,13 @@ def save_whole(model: Any) -> None:
 # ------------------------------------------------------------------------------------------------------ forward passes
 
 
-def forward(self: Any, input_ids: Tensor, attention_mask: Tensor, labels: Tensor | None = None) -> Any:
+def forward(
+    self: Any, input_ids: Tensor, attention_mask: Tensor, labels: Tensor | None = None, **images: Tensor
+) -> Any:
     """`GenericForSequenceClassification.forward`: the outputs of each row's last token; with labels the loss too."""
     machine = self.machine
     batch, length = input_ids.shape
-    hidden_states = self.base()(input_ids, attention_mask=attention_mask)
+    hidden_states = first_of(self.base()(input_ids, attention_mask=attention_mask, **images))
     logits = self.score(hidden_states)
     non_pad_mask = machine.run("ne", (input_ids,), input_ids.shape, BOOL).to(INT32)
     token_indices = machine.run("arange", (), (length,), INT32)

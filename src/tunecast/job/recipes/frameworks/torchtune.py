@@ -17,6 +17,7 @@ from typing import Any
 
 from tunecast.job.recipes.document import Document, scalar
 from tunecast.job.recipes.draft import Draft, Keys
+from tunecast.job.recipes.frameworks import torchtune_tasks
 from tunecast.job.recipes.recipe import Place
 from tunecast.job.recipes.references import resolved
 from tunecast.job.recipes.request import Invocation, ReadRequest
@@ -106,7 +107,6 @@ CHUNKS = 8
 """`num_output_chunks` of both chunked losses."""
 OTHER_TASKS: Mapping[str, tuple[str, str]] = {
     "ppo": ("ppo", "a policy, its reference, a reward and a value model"),
-    "knowledge_distillation": ("distillation", "a teacher's logits beside the student's"),
     "qat": ("QAT", "weights are quantised and restored in every forward pass"),
     "early_exit": ("early exit", "layers are left out, and their losses added"),
     "generate": ("generation", "nothing is trained"),
@@ -201,6 +201,7 @@ def read(draft: Draft, request: ReadRequest) -> None:
     take_run(draft, keys)
     if is_distributed(recipe, keys, request):
         take_cards(draft, keys)
+    torchtune_tasks.take_task_keys(draft, keys, model_name)
     take_stand_in(draft, keys)
 
 
@@ -231,19 +232,18 @@ def take_task(draft: Draft, keys: Keys, recipe: str) -> None:
             draft.refuse(task, why)
     if keys.document.get("quantizer") and keys.has("optimizer"):
         draft.refuse(*OTHER_TASKS["qat"])
-    if keys.has("teacher_model"):
-        draft.refuse(*OTHER_TASKS["knowledge_distillation"])
     if keys.has("policy_model") or loss == "PPOLoss":
         draft.refuse(*OTHER_TASKS["ppo"])
     if not keys.has("optimizer") and not keys.has("training"):
         draft.refuse(*OTHER_TASKS["eleuther_eval" if keys.has("tasks") else "generate"])
-    if "vision" in builder or any(".multimodal." in name for name in components(keys.document)):
-        draft.refuse("vision", "images beside text")
+    torchtune_tasks.take_images(draft, keys, builder, components(keys.document))
     if keys.has("early_exit_loss") or keys.has("layer_dropout"):
         draft.refuse(*OTHER_TASKS["early_exit"])
     if loss == "SimPOLoss":
         draft.refuse("simpo", "preference tuning without a reference model")
-    if "grpo" in recipe or loss.startswith("GRPO") or keys.has("grpo_samples"):
+    if keys.has("teacher_model") or "knowledge_distillation" in recipe:
+        draft.put("task", "distill", keys, "teacher_model._component_")
+    elif "grpo" in recipe or loss.startswith("GRPO") or keys.has("grpo_samples"):
         draft.put("task", "grpo", keys, "loss._component_")
     elif "dpo" in recipe or loss in ("DPOLoss", "RSOLoss"):
         draft.put("task", "dpo", keys, "loss._component_")
@@ -271,9 +271,13 @@ def plain_builder(keys: Keys) -> tuple[str, str]:
     return "full", builder
 
 
+def model_name(plain: str) -> str | None:
+    return MODELS.get(re.sub("_(base|instruct)$", "", plain))
+
+
 def take_model(draft: Draft, keys: Keys) -> None:
     method, plain = plain_builder(keys)
-    name = MODELS.get(re.sub("_(base|instruct)$", "", plain))
+    name = model_name(plain)
     if name is not None:
         draft.put("model", name, keys, "model._component_")
         keys.ignore("checkpointer.checkpoint_dir")
@@ -354,7 +358,7 @@ def take_batches(draft: Draft, keys: Keys) -> None:
     draft.assume("data.drop_last", True)
     draft.assume("data.workers", 0)
     loss = keys.get("loss._component_")
-    if loss is not None and "task" in draft.assumed:
+    if loss is not None and draft.fields.get("task") == "sft":
         draft.put("loss", LOSSES.get(last_name(loss), str(loss)), keys, "loss._component_")
     if keys.get("loss.num_output_chunks", default=CHUNKS) != CHUNKS:
         draft.not_modelled(keys, "loss.num_output_chunks", f"logits are made in {CHUNKS} chunks here")
@@ -422,10 +426,10 @@ def take_stand_in(draft: Draft, keys: Keys) -> None:
         "model.quantize_base": (quantised and shared, "NF4 weights cut over cards"),
     }
     for name, (is_missing, what) in missing.items():
-        if is_missing:
+        if is_missing and fields["stack"] == NAME:
             fields["stack"] = "transformers"
             draft.not_modelled(keys, name, f"{what}: not written down for torchtune, transformers' own code is taken")
-    if fields["stack"] == "transformers":
+    if fields["stack"] != NAME:
         for field in ("loss", "stack_version", "parallel.shard_ends"):
             draft.drop(field)
         if "parallel.tensor" in fields:

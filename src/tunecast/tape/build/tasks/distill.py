@@ -25,11 +25,15 @@ from tunecast.tape.build.dtypes import BOOL, FLOAT32, INT64
 from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.ops.views import narrow
 from tunecast.tape.build.score import gather
+from tunecast.tape.build.sharding.second import second_scheme
 from tunecast.tape.build.stacks import TRACE_INSTEAD, Refusals, trl
 from tunecast.tape.build.stacks.trainer import Batch, rows, take_steps
 from tunecast.tape.build.stacks.trl import defaults, model, scheme, setup
+from tunecast.tape.build.tasks import scores
 from tunecast.tape.build.tasks.reference import disable_dropout
 from tunecast.tape.build.tensor import Tensor
+from tunecast.tape.build.vision.batches import images_in
+from tunecast.tape.build.vision.parts import WithParts
 
 __all__ = ["REFUSES", "defaults", "model", "scheme", "setup", "train"]
 
@@ -46,6 +50,8 @@ OWN_LOSS = (
 )
 
 
+IMAGES = "images beside a teacher, who is taken to see the student's as they are; nobody traced them"
+UNSEEN = "what TRL's DistillationTrainer (loss chunked) does with images is not written down"
 FROM_SERVER = (
     "distill.place: of a teacher elsewhere its {} likeliest tokens are taken to arrive, and the loss to be over them, "
     "as ms-swift does with gkd_logits_topk; nobody traced it"
@@ -54,7 +60,11 @@ TOP = 64
 
 
 def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: Machine) -> None:
-    refuse_cut_teachers(job)
+    refuse_spread_teachers(job)
+    if machine.pictures is not None:
+        if job.loss == "chunked":
+            raise Unsupported.at("vision.images", f"{UNSEEN}. {TRACE_INSTEAD}")
+        machine.guesses[IMAGES] = None
     if job.distill.on_policy != 0:
         machine.guesses[UNWRITTEN] = None
     if stack_of(job).program != SFT_STACK:
@@ -68,10 +78,10 @@ def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: 
         machine.guesses[FROM_SERVER.format(TOP)] = None
         take_steps(job, model, parameters, optimizer, lengths, compute_loss_of_top, collated)
     else:
-        teacher = loaded_teacher(job, further_config(config, TEACHER), machine)
-        require_one_vocabulary(model, teacher)
+        teacher = Teacher(job, further_config(config, TEACHER), machine)
+        require_one_vocabulary(model, teacher.model)
         if job.loss == "chunked":
-            loss = partial(chunked_loss, teacher=teacher)
+            loss = partial(chunked_loss, teacher=teacher.model)
             take_steps(job, model, parameters, optimizer, lengths, loss, completions, counts_labels=False)
         else:
             loss = partial(compute_loss, teacher=teacher)
@@ -79,14 +89,15 @@ def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: 
     machine.end()
 
 
-def refuse_cut_teachers(job: Job) -> None:
-    """accelerate and DeepSpeed would cut the teacher too, which is not written down."""
+def refuse_spread_teachers(job: Job) -> None:
+    """`device_map="auto"` would spread the teacher's layers too, and `DistillationTrainer` asks a cut teacher for its
+    head's weight; neither is written down."""
     if job.distill.place == "server":
         return
-    if sharding_of(job).cuts_weights:
-        field, got, instead = "parallel.data", job.parallel.data, "ddp"
-    elif job.parallel.layers > 1:
+    if job.parallel.layers > 1:
         field, got, instead = "parallel.layers", str(job.parallel.layers), "1"
+    elif job.loss == "chunked" and sharding_of(job).cuts_weights:
+        field, got, instead = "parallel.data", job.parallel.data, "ddp"
     else:
         return
     remedy = f"To fix: {field} {instead}; distill.place server; or {TRACE_INSTEAD.removeprefix('To fix: ')}"
@@ -103,17 +114,36 @@ def require_one_vocabulary(student: Any, teacher: Any) -> None:
         )
 
 
-def loaded_teacher(job: Job, config: Mapping[str, Any], machine: Machine) -> Any:
-    """`GKDTrainer.__init__`: it is there before the optimizer's state."""
-    teacher = frozen_model(machine, config, TEACHER, job.seq_len)
-    machine.assumptions[f"the teacher is in {teacher.input_embedding().weight.dtype}, as its checkpoint is"] = None
-    teacher.use_cache = config.get("text_config", config).get("use_cache", True)
-    give_logits(teacher)
-    return teacher
+class Teacher:
+    """`GKDTrainer.__init__`: it is there before the optimizer's state, and cut where the student is
+    (`prepare_deepspeed`, or accelerate's `prepare_model` with `evaluation_mode`)."""
 
+    def __init__(self, job: Job, config: Mapping[str, Any], machine: Machine) -> None:
+        self.scheme = second_scheme(job, machine) if sharding_of(job).cuts_weights else machine.scheme
+        self.is_cut = self.scheme is not machine.scheme
+        with self.scheme.loading() if self.is_cut else contextlib.nullcontext():
+            self.model = frozen_model(machine, config, TEACHER, job.seq_len)
+        if machine.pictures is not None and not isinstance(self.model, WithParts):
+            raise UsageError.at("distill.teacher", f"{self.model.model_type} sees no images. To fix: vision.images 0")
+        dtype = self.model.input_embedding().weight.dtype
+        machine.assumptions[f"the teacher is in {dtype}, as its checkpoint is"] = None
+        self.use_cache = config.get("text_config", config).get("use_cache", True)
+        if self.is_cut:
+            with machine.on_stream(0):
+                self.scheme.wrap(self.model)
+        else:
+            give_logits(self.model)
 
-def kept_by_teacher(teacher: Any) -> contextlib.AbstractContextManager[Any]:
-    return caching(teacher, TEACHER) if teacher.use_cache else contextlib.nullcontext()
+    def kept(self) -> contextlib.AbstractContextManager[Any]:
+        """Keys and values of its pass."""
+        return caching(self.model, TEACHER) if self.use_cache else contextlib.nullcontext()
+
+    def logits(self, input_ids: Tensor, attention_mask: Tensor, **images: Tensor) -> Tensor:
+        if not self.is_cut:
+            return logits_of(self.model, input_ids, attention_mask, **images)
+        with self.model.machine.held_by(self.scheme):
+            self.scheme.begin_forward()
+            return scores.logits_of(self.model, input_ids, attention_mask, **images)
 
 
 PROMPT = 1
@@ -122,17 +152,19 @@ PROMPT = 1
 
 def collated(job: Job, machine: Machine, length: int) -> Batch:
     """trl/experimental/utils.py, `DataCollatorForChatML`: prompts by themselves, and where in the text tokens are."""
-    ids, mask, labels = rows(job, machine, length)
+    ids, mask, labels, *images = rows(job, machine, length)
     prompts = [machine.run("_to_copy", (), (job.micro_batch, PROMPT), INT64) for _ in range(2)]
-    return ids, mask, labels, *prompts, machine.run("_to_copy", (), (job.micro_batch, length, 2), INT64)
+    offsets = machine.run("_to_copy", (), (job.micro_batch, length, 2), INT64)
+    return ids, mask, labels, *prompts, offsets, *images
 
 
-def compute_loss(job: Job, model: Any, inputs: Batch, num_items_in_batch: Tensor, *, teacher: Any) -> Tensor:
+def compute_loss(job: Job, model: Any, inputs: Batch, num_items_in_batch: Tensor, *, teacher: Teacher) -> Tensor:
     machine, length = model.machine, inputs[0].shape[1]
     machine.scheme.begin_forward()
-    student_outputs = machine.scheme.end_forward(logits_of(model, inputs[0], inputs[1]))
-    with machine.no_grad(), kept_by_teacher(teacher) as past_key_values:
-        teacher_outputs = logits_of(teacher, inputs[0], inputs[1])
+    images = images_in(machine, inputs)
+    student_outputs = machine.scheme.end_forward(logits_of(model, inputs[0], inputs[1], **images))
+    with machine.no_grad(), teacher.kept() as past_key_values:
+        teacher_outputs = teacher.logits(inputs[0], inputs[1], **images)
     shifted_student_logits = student_outputs[:, : length - 1, :]
     shifted_teacher_logits = teacher_outputs[:, : length - 1, :]
     shifted_labels = inputs[2][:, 1:length]
@@ -149,7 +181,8 @@ def compute_loss_of_top(job: Job, model: Any, inputs: Batch, num_items_in_batch:
     topk_logprobs = machine.run("_to_copy", (), (rows * length, TOP), FLOAT32)
     topk_indices = machine.run("_to_copy", (), (rows * length, TOP), INT64)
     machine.scheme.begin_forward()
-    student_logits = machine.scheme.end_forward(logits_of(model, inputs[0], inputs[1]))
+    images = images_in(machine, inputs)
+    student_logits = machine.scheme.end_forward(logits_of(model, inputs[0], inputs[1], **images))
     mask = machine.run("ne", (inputs[2],), inputs[2].shape, BOOL)
     s_logits = gather(where(student_logits, mask, rows * length), topk_indices) / TEMPERATURE
     s_log = F.log_softmax(s_logits)

@@ -21,12 +21,14 @@ from tunecast.tape.build.dtypes import FLOAT32, INT64
 from tunecast.tape.build.families import model_of
 from tunecast.tape.build.machine import Machine, Setup
 from tunecast.tape.build.modules import Linear
+from tunecast.tape.build.recompute import first_of
 from tunecast.tape.build.score import gather, rows_at, save_whole, use_own_forward, without_head
 from tunecast.tape.build.stacks import Refusals, trainer, trl
 from tunecast.tape.build.stacks.trainer import Batch, take_steps
 from tunecast.tape.build.stacks.transformers import Making, prepared, scheme
 from tunecast.tape.build.tasks import heads
 from tunecast.tape.build.tensor import Tensor
+from tunecast.tape.build.vision.batches import image_tensors, images_in
 
 __all__ = ["REFUSES", "making", "model", "save_beside_adapters", "scheme", "setup", "train"]
 
@@ -42,6 +44,9 @@ SCORED = (
     "task rerank: sentence-transformers' CrossEncoderTrainer with BinaryCrossEntropyLoss is taken, of a classifier: a "
     "query and a document in one row; of a language model it would read scores off the vocabulary"
 )
+
+
+ANCHORS = "task embed: of a pair the anchor is taken to have the images; nobody traced them"
 
 
 def model(machine: Machine, config: Mapping[str, Any]) -> Any:
@@ -65,6 +70,8 @@ def setup(job: Job, given: Setup) -> Setup:
 
 def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: Machine) -> None:
     machine.guesses[TAKEN if job.task == "embed" else SCORED] = None
+    if machine.pictures is not None:
+        machine.guesses[ANCHORS if job.task == "embed" else heads.IMAGES] = None
     made, parameters, optimizer = prepared(job, config, machine, adapting, in_trainer=True, making=making(job))
     if job.task == "embed":
         made.forward = MethodType(forward, made)
@@ -84,8 +91,9 @@ def adapting(job: Job, model: Any) -> None:
 
 
 def columns(job: Job, machine: Machine, length: int) -> Batch:
-    """Tokens and mask of each text."""
-    return tuple([machine.run("_to_copy", (), (job.micro_batch, length), INT64) for _ in range(2 * COLUMNS)])
+    """Tokens and mask of each text; the anchors have the images."""
+    texts = [machine.run("_to_copy", (), (job.micro_batch, length), INT64) for _ in range(2 * COLUMNS)]
+    return *texts, *image_tensors(machine, job.micro_batch, length)
 
 
 class Features(NamedTuple):
@@ -95,8 +103,8 @@ class Features(NamedTuple):
     sentence_embedding: Tensor
 
 
-def forward(self: Any, input_ids: Tensor, attention_mask: Tensor) -> Features:
-    token_embeddings = self.base()(input_ids, attention_mask=attention_mask)
+def forward(self: Any, input_ids: Tensor, attention_mask: Tensor, **images: Tensor) -> Features:
+    token_embeddings = first_of(self.base()(input_ids, attention_mask=attention_mask, **images))
     output_vectors = [last_tokens(token_embeddings, attention_mask)]
     return Features(token_embeddings, F.cat(output_vectors, -1))
 
@@ -115,16 +123,22 @@ def last_tokens(token_embeddings: Tensor, attention_mask: Tensor) -> Tensor:
 
 def compute_loss(job: Job, model: Any, inputs: Batch, num_items_in_batch: None) -> Tensor:
     features: list[Features] = []
-    embeddings = [embed(model, inputs[place], inputs[place + 1], features) for place in range(0, len(inputs), 2)]
+    images: dict[str, Tensor] = images_in(model.machine, inputs[2 * COLUMNS :])
+    embeddings = []
+    for place in range(0, 2 * COLUMNS, 2):
+        embeddings.append(embed(model, inputs[place], inputs[place + 1], features, **images))
+        images = {}
     return ranking_loss(embeddings)
 
 
-def embed(model: Any, input_ids: Tensor, attention_mask: Tensor, features: list[Features]) -> Tensor:
+def embed(
+    model: Any, input_ids: Tensor, attention_mask: Tensor, features: list[Features], **images: Tensor
+) -> Tensor:
     """`embed_columns` of one column; outputs are widened where autocast was on, those of every token too."""
     scheme = model.machine.scheme
     scheme.begin_forward()
     with model.machine.autocasting(scheme.autocast):
-        features.append(model(input_ids, attention_mask))
+        features.append(model(input_ids, attention_mask, **images))
     widened = features[-1]
     if scheme.autocast is not None:
         widened = Features(*[tensor.float() for tensor in features[-1]])
@@ -200,7 +214,8 @@ class Pairs:
         """sentence_transformers/cross_encoder/losses/binary_cross_entropy.py, `BinaryCrossEntropyLoss.forward`."""
         machine, (labels,) = model.machine, inputs
         tokens = [machine.run("_to_copy", (), (job.micro_batch, self.length), INT64) for _ in range(2)]
-        logits = heads.logits_of(model, (tokens[0], tokens[1])).view(-1)
+        images = image_tensors(machine, job.micro_batch, self.length)
+        logits = heads.logits_of(model, (tokens[0], tokens[1], *images)).view(-1)
         return binary_cross_entropy(logits, labels)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -18,12 +19,13 @@ from tunecast.tape.build.cache import Cache
 from tunecast.tape.build.dtypes import BOOL, FLOAT32, INT64
 from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.ops.views import narrow
+from tunecast.tape.build.recompute import first_of
 from tunecast.tape.build.stacks import TRACE_INSTEAD
 from tunecast.tape.build.tensor import Tensor
 from tunecast.tape.op import LOOP, LOOP_END, PASS, Op, Phase
 
-Forward = Callable[[Any, Tensor, Tensor], Tensor]
-"""Of a model, tokens and mask: the logits of the last token of each row."""
+Forward = Callable[..., Tensor]
+"""Of a model, tokens and mask, and images by name: the logits of the last token of each row."""
 EXACT_TOKENS = 32
 """Up to so many tokens each is generated operation by operation."""
 PARTS = 4
@@ -47,9 +49,9 @@ TO_THE_END = "completions are taken to be as long as rl.completion_length: none 
 
 def generate(
     model: Any, input_ids: Tensor, attention_mask: Tensor, new_tokens: int, forward: Forward,
-    scores: list[Tensor] | None = None,
+    scores: list[Tensor] | None = None, **images: Tensor,
 ) -> Tensor:  # fmt: skip
-    """Prompts and completions. With `output_scores`, which PPO asks for, `scores` takes those of all words of each
+    """Prompts and completions. Images are seen with the prompts and stay until all is written. With `output_scores`, which PPO asks for, `scores` takes those of all words of each
     token, over a temperature; in outline, of several tokens at once. What of it checks special tokens once is left out:
     it makes a few bytes."""
     machine = model.machine
@@ -57,7 +59,7 @@ def generate(
         position_ids = F.cumsum(attention_mask, -1) - 1
         position_ids = position_ids.masked_fill(attention_mask.eq(0), 0)
         model_kwargs = {"attention_mask": attention_mask, "position_ids": position_ids}
-        return sample(model, input_ids, {**model_kwargs}, new_tokens, forward, scores)  # which is one of its own
+        return sample(model, input_ids, {**model_kwargs}, new_tokens, forward, scores, images)  # which is one of its own
 
 
 @contextlib.contextmanager
@@ -77,14 +79,14 @@ def generating(machine: Machine) -> Iterator[None]:
 
 def sample(
     model: Any, input_ids: Tensor, model_kwargs: dict[str, Tensor], new_tokens: int, forward: Forward,
-    scores: list[Tensor] | None,
+    scores: list[Tensor] | None, images: Mapping[str, Tensor],
 ) -> Tensor:  # fmt: skip
     """`_sample`. Names live as long as they do there: what a step made goes when the next takes its name."""
     machine, rows = model.machine, input_ids.shape[0]
     pad_token_id = machine.run("_to_copy", (), (), INT64)
     unfinished_sequences = machine.run("ones", (), (rows,), INT64)
     generated = 0
-    outputs = read(model, inputs_for_generation(input_ids, None, model_kwargs), forward)
+    outputs = read(model, inputs_for_generation(input_ids, None, model_kwargs), partial(forward, **images))
     require_cache(model)
     machine.cache.logits_shape, machine.cache.logits_dtype = outputs.shape, outputs.dtype
     model_inputs: Any = None
@@ -177,9 +179,9 @@ def read(model: Any, model_inputs: dict[str, Tensor], forward: Forward) -> Tenso
         machine.cache.position_ids = None
 
 
-def last_logits(model: Any, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+def last_logits(model: Any, input_ids: Tensor, attention_mask: Tensor, **images: Tensor) -> Tensor:
     """A model's `forward` with `logits_to_keep=1`."""
-    hidden_states = model.base()(input_ids, attention_mask=attention_mask)
+    hidden_states = first_of(model.base()(input_ids, attention_mask=attention_mask, **images))
     length = hidden_states.shape[1]
     logits = model.output_embedding()(narrow(hidden_states, 1, length - 1, length))
     for step in model.logit_steps:

@@ -28,6 +28,7 @@ from tunecast.tape.build.tasks import value_head
 from tunecast.tape.build.tasks.reference import disable_dropout
 from tunecast.tape.build.tasks.value_head import adapt_and_value, pairwise_loss, use_value_forward
 from tunecast.tape.build.tensor import Tensor
+from tunecast.tape.build.vision.batches import image_tensors, images_in
 
 __all__ = ["REFUSES", "defaults", "evaluate", "making", "model", "save_beside_adapters", "scheme", "setup", "train"]
 
@@ -38,6 +39,7 @@ LAST_PRM = (1, 13)
 TAKEN = "{stack} is taken to train heads as TRL and transformers' Trainer do with the same settings"
 OLDER = "of transformers before 5 the classifiers of 5.17 are taken"
 CUT = "heads in the vocabulary's place are taken to be cut as the vocabulary's is; nobody traced one that is"
+IMAGES = "a head in the vocabulary's place of a model that sees: nobody traced it"
 LONGER = "data.lengths: of a pair the longer answer"
 NO_PRM = "task prm: TRL has had no trainer of process rewards since 1.14; what that of 1.13 did is taken"
 
@@ -109,6 +111,8 @@ def set_up(job: Job, config: Mapping[str, Any], machine: Machine) -> tuple[Any, 
         machine.guesses[OLDER] = None
     if sharding_of(job).cuts_weights:
         machine.guesses[CUT] = None
+    if machine.pictures is not None:
+        machine.guesses[IMAGES] = None
     if job.task == "reward" and job.data.has_lengths:
         machine.assumptions[LONGER] = None
     adapting = as_trl_adapts if job.task in OF_TRL else adapt_and_save
@@ -142,13 +146,14 @@ def as_trl_adapts(job: Job, model: Any) -> None:
 def pairs(job: Job, machine: Machine, length: int) -> Batch:
     """trl/trainer/reward_trainer.py, `DataCollatorForPreference`: tokens and mask, no labels."""
     ids, mask = [machine.run("_to_copy", (), (2 * job.micro_batch, length), INT64) for _ in range(2)]
-    return ids, mask
+    return ids, mask, *image_tensors(machine, 2 * job.micro_batch, length)
 
 
 def labelled_rows(job: Job, machine: Machine, length: int) -> Batch:
     """transformers/data/data_collator.py, `DataCollatorWithPadding`: tokens, mask and a label for each row."""
     ids, mask = [machine.run("_to_copy", (), (job.micro_batch, length), INT64) for _ in range(2)]
-    return ids, mask, machine.run("_to_copy", (), (job.micro_batch,), INT64)
+    images = image_tensors(machine, job.micro_batch, length)
+    return ids, mask, machine.run("_to_copy", (), (job.micro_batch,), INT64), *images
 
 
 # --------------------------------------------------------------------------------------------------------------- losses
@@ -176,7 +181,7 @@ def logits_of(model: Any, inputs: Batch) -> Tensor:
     scheme = model.machine.scheme
     scheme.begin_forward()
     with model.machine.autocasting(scheme.autocast):
-        logits: Tensor = model(*inputs)
+        logits: Tensor = model(*inputs[:2], **images_in(model.machine, inputs[2:]))
     if scheme.autocast is not None:
         logits = logits.float()
     logits = scheme.end_forward(logits)

@@ -125,6 +125,6 @@ def not_recomputed(model: Any) -> Iterator[None]:
         layer.checkpoint = True
 
 
-def inner_logits(model: Any, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+def inner_logits(model: Any, input_ids: Tensor, attention_mask: Tensor, **images: Tensor) -> Tensor:
     with model.machine.within(model.path):
-        return last_logits(model, input_ids, attention_mask)
+        return last_logits(model, input_ids, attention_mask, **images)

@@ -8,6 +8,7 @@ one a completion (rewards, advantages, metrics) are left out but for the advanta
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from tunecast.errors import UsageError
@@ -39,12 +40,14 @@ from tunecast.tape.build.tasks.rollout_models import (
     synchronize_weights,
 )
 from tunecast.tape.build.tensor import Tensor
+from tunecast.tape.build.vision.batches import image_tensors, images_in
 from tunecast.tape.op import PASS, Phase
 from tunecast.tape.symbols import starts
 
 __all__ = ["REFUSES", "defaults", "model", "scheme", "setup", "train"]
 
 REFUSES: Refusals = trl.REFUSES
+IMAGES = "images beside rollouts: each completion is taken to have those of its prompt; nobody traced them"
 RLOO_DEFAULTS = {"rl.beta": 0.05, "rl.generations": 2}
 """trl/trainer/rloo_config.py."""
 
@@ -85,6 +88,11 @@ class Rollouts:
         """Whether losses are weighed by how likely vLLM held what it drew (`vllm_importance_sampling_correction`)."""
         if not self.by_vllm:
             refuse_gathering(job)
+        extras = () if self.machine.pictures is None else self.machine.pictures.extras
+        self.entries = {extra.name: extra.shape(1, 1)[0] for extra in extras}
+        """What images bring to a batch: how many entries of the first dimension each row has."""
+        if extras:
+            self.machine.guesses[IMAGES] = None
         self._buffered_inputs: list[dict[str, Tensor]] = []
         self._before_training = Phase.OTHER
         """What the model's training pass follows."""
@@ -106,8 +114,8 @@ class Rollouts:
         self._before_training = Phase.OTHER
         if step % self.generate_every == 0:
             generation_batch = self.generate_and_score_completions()
-            generation_batch = shuffled(generation_batch)
-            self._buffered_inputs = split(generation_batch, self.steps_per_generation)
+            generation_batch = shuffled(generation_batch, self.entries)
+            self._buffered_inputs = split(generation_batch, self.steps_per_generation, self.entries)
             self._before_training = Phase.SCORE
         return (self._buffered_inputs[step % self.steps_per_generation],)
 
@@ -133,11 +141,12 @@ class Rollouts:
         num_items_in_batch = completion_mask.sum(range(2)).sum(())
         prompt_completion_ids = F.cat((prompt_ids, completion_ids), 1)
         attention_mask = F.cat((prompt_mask, completion_mask), 1)
+        prompt_inputs, images = self.forward_kwargs(rows, prompt_length)
         old_per_token_logps = ref_per_token_logps = None
         with machine.no_grad(), not_recomputed(self.policy):
             if self.keeps_old_logps:
                 old_per_token_logps, _ = self.per_token_logps(
-                    self.policy, prompt_completion_ids, attention_mask, OF_POLICY
+                    self.policy, prompt_completion_ids, attention_mask, OF_POLICY, images
                 )
                 if sampling_per_token_logps is not None:
                     importance_sampling_ratio, _per_token_logps_diff = sequence_ratio(
@@ -147,7 +156,9 @@ class Rollouts:
                     old_logps = (old_per_token_logps * completion_mask).sum(1)
             if job.rl.beta:
                 with self.others.referring(self.policy) as (asked, outputs):
-                    ref_per_token_logps, _ = self.per_token_logps(asked, prompt_completion_ids, attention_mask, outputs)
+                    ref_per_token_logps, _ = self.per_token_logps(
+                        asked, prompt_completion_ids, attention_mask, outputs, images
+                    )
                 del asked
         self.others.score(rows, prompt_length + completion_length)
         if self.is_rloo and job.rl.beta:
@@ -161,8 +172,9 @@ class Rollouts:
             _held = tell_difference(old_per_token_logps, sampling_per_token_logps, completion_mask)
         output = {
             "prompt_ids": prompt_ids, "prompt_mask": prompt_mask, "completion_ids": completion_ids,
-            "completion_mask": completion_mask,
+            "completion_mask": completion_mask, **images,
         }  # fmt: skip
+        del prompt_inputs
         if self.is_rloo:
             return {**output, "old_logps": old_logps, "advantages": advantages}
         output |= {"advantages": advantages, "num_items_in_batch": num_items_in_batch}
@@ -175,13 +187,30 @@ class Rollouts:
             output["ref_per_token_logps"] = ref_per_token_logps
         return output
 
+    def forward_kwargs(self, rows: int, prompt_length: int) -> tuple[Sequence[Tensor], dict[str, Tensor]]:
+        """What the processor makes of prompts once more: tokens and mask that nothing reads, and images, whose
+        numbers of a token each go on over completions."""
+        machine = self.machine
+        if machine.pictures is None:
+            return (), {}
+        prompt_inputs = [machine.run("_to_copy", (), (rows, prompt_length), INT64) for _ in range(2)]
+        images = images_in(machine, image_tensors(machine, rows, prompt_length))
+        for extra in machine.pictures.extras:
+            if extra.per_token:
+                zeros = machine.run("new_zeros", (), (rows, self.completion_length, *extra.rest), INT64)
+                images[extra.name] = F.cat((images[extra.name], zeros), 1)
+        return prompt_inputs, images
+
     def generate_single_turn(self, rows: int, prompt_length: int) -> None:
         """`_generate_single_turn`: completions go to the host."""
         machine, completion_length = self.machine, self.completion_length
         machine.phase = Phase.OTHER
         input_ids, attention_mask = [machine.run("_to_copy", (), (rows, prompt_length), INT64) for _ in range(2)]
+        images = images_in(machine, image_tensors(machine, rows, prompt_length))
         with not_recomputed(self.policy):
-            prompt_completion_ids = generate(self.policy, input_ids, attention_mask, completion_length, self.forward())
+            prompt_completion_ids = generate(
+                self.policy, input_ids, attention_mask, completion_length, self.forward(), **images
+            )
         is_eos = machine.run("isin", (prompt_completion_ids,), (rows, completion_length), BOOL)
         eos_idx = machine.run("full", (), (rows,), INT64)
         is_eos.to(INT32)
@@ -197,15 +226,16 @@ class Rollouts:
             return inner_logits
         return self.wrapped_logits
 
-    def wrapped_logits(self, model: Any, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        logits = self.machine.scheme.call(model, last_logits, input_ids, attention_mask)
+    def wrapped_logits(self, model: Any, input_ids: Tensor, attention_mask: Tensor, **images: Tensor) -> Tensor:
+        logits = self.machine.scheme.call(model, partial(last_logits, **images), input_ids, attention_mask)
         return logits if self.machine.scheme.autocast is None else logits.float()
 
     # --------------------------------------------------------------------------------------------------- the loss
 
     def per_token_logps(
-        self, model: Any, input_ids: Tensor, attention_mask: Tensor, outputs: Sequence[str], is_trained: bool = False
-    ) -> tuple[Tensor, Tensor | None]:
+        self, model: Any, input_ids: Tensor, attention_mask: Tensor, outputs: Sequence[str],
+        images: Mapping[str, Tensor], is_trained: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
         """`_get_per_token_logps_and_entropies`: as many rows at a time as are trained on."""
         machine, completion_length, batch_size = self.machine, self.completion_length, self.job.micro_batch
         all_logps, all_entropies = [], []
@@ -219,7 +249,11 @@ class Rollouts:
                 begin_pass(machine)
             else:
                 machine.of_host(PASS)
-            found = call(model, (input_ids_batch, attention_mask_batch), labels, outputs, count)
+            images_batch = {
+                name: narrow(x, 0, start * self.entries[name], (start + batch_size) * self.entries[name])
+                for name, x in images.items()
+            }
+            found = call(model, (input_ids_batch, attention_mask_batch), labels, outputs, count, **images_batch)
             length = labels.shape[1] - 1
             all_logps.append(narrow(found.log_probs, 1, length - completion_length, length))
             if is_trained:
@@ -234,7 +268,8 @@ class Rollouts:
         machine.phase, machine.in_forward = self._before_training, False
         input_ids = F.cat((inputs["prompt_ids"], inputs["completion_ids"]), 1)
         attention_mask = F.cat((inputs["prompt_mask"], inputs["completion_mask"]), 1)
-        per_token_logps, entropies = self.per_token_logps(model, input_ids, attention_mask, OF_POLICY, True)
+        images = {name: inputs[name] for name in self.entries}
+        per_token_logps, entropies = self.per_token_logps(model, input_ids, attention_mask, OF_POLICY, images, True)
         if self.is_rloo:
             return rloo_loss(inputs, per_token_logps, entropies)
         return grpo_loss(job, inputs, per_token_logps, entropies)
@@ -252,17 +287,24 @@ def prompt_length_of(job: Job, length: int) -> int:
     return length - completion_length
 
 
-def shuffled(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """`shuffle_sequence_dict`: a copy of all that has rows."""
+def shuffled(batch: Mapping[str, Tensor], entries: Mapping[str, int]) -> dict[str, Tensor]:
+    """`shuffle_sequence_dict`: a copy of all that has rows. Images are lists of views by then
+    (`split_pixel_values_by_grid`)."""
     return {
-        name: x.machine.run("index", (x,), x.shape, x.dtype) if x.dim() else x for name, x in batch.items()
-    }  # fmt: skip
+        name: x.machine.run("index", (x,), x.shape, x.dtype) if x.dim() and name not in entries else x
+        for name, x in batch.items()
+    }
 
 
-def split(batch: Mapping[str, Tensor], count: int) -> list[dict[str, Tensor]]:
-    """`split_tensor_dict`: views."""
+def split(batch: Mapping[str, Tensor], count: int, entries: Mapping[str, int]) -> list[dict[str, Tensor]]:
+    """`split_tensor_dict`: views, and of images a copy for each micro-batch (`unsplit_pixel_values_by_grid`)."""
     rows = batch["prompt_ids"].shape[0] // count
-    return [
-        {name: narrow(x, 0, i * rows, (i + 1) * rows) if x.dim() else x for name, x in batch.items()}
-        for i in range(count)
-    ]
+
+    def part(name: str, x: Tensor, i: int) -> Tensor:
+        if not x.dim():
+            return x
+        each = rows * entries.get(name, 1)
+        found = narrow(x, 0, i * each, (i + 1) * each)
+        return x.machine.run("cat", (found,), found.shape, found.dtype) if name in entries else found
+
+    return [{name: part(name, x, i) for name, x in batch.items()} for i in range(count)]
