@@ -231,9 +231,49 @@ def test_other_refusals_pass_as_they_are(shell: Any, answer: dict[str, Any]) -> 
 def test_a_script_that_fails_later_still_has_figures(shell: Any, answer: dict[str, Any]) -> None:
     answer.update(steps=2, error="OSError: no disk", detail='  File "train.py", line 9, in save\n')
     code, out, err = shell("--json", "--", "train.py")
-    assert code == 0
-    assert json.loads(out)["trace"]["error"] == "OSError: no disk"
-    assert "the script stopped after 2 steps: OSError: no disk (train.py:9;" in err
+    said = json.loads(out)
+    assert code == 5, "what its later steps need is not known"
+    assert (said["fits"], said["fits_surely"], said["exactness"]) == (None, False, "estimate")
+    assert said["trace"]["error"] == "OSError: no disk"
+    assert said["reasons"][0].startswith("the script failed after 2 steps: OSError: no disk (train.py:9;")
+    assert "the script failed after 2 steps: OSError: no disk (train.py:9;" in err
+    text = shell("--", "train.py")[1]
+    assert text.startswith("train.py on 1 x H200 SXM 141 GB: not resolved\n  so far it needs ")
+
+
+def test_steps_that_do_not_fit_are_a_no_whatever_came_then(shell: Any, answer: dict[str, Any]) -> None:
+    answer.update(steps=2, error="OSError: no disk")
+    code, out, _ = shell("--json", "--capacity", "0.1", "--", "train.py")
+    assert (code, json.loads(out)["fits"]) == (3, False)
+
+
+@pytest.mark.parametrize(
+    ("events", "seen"),
+    [
+        ((Begin(Phase.LOAD), Alloc(0, MIB)), "it ended without running a model on the GPU"),
+        ((Begin(Phase.FORWARD), Alloc(0, MIB)), "it ran a model forward, and never backward"),
+        ((Begin(Phase.FORWARD), Alloc(0, MIB), Begin(Phase.BACKWARD), Op("mm")), "it ran backward passes, but called"),
+    ],
+)
+def test_without_an_optimizer_step_nothing_is_resolved(
+    shell: Any, answer: dict[str, Any], monkeypatch: pytest.MonkeyPatch, events: Any, seen: str
+) -> None:
+    answer.update(steps=0, finished=True)
+    monkeypatch.setitem(globals(), "TAPE", Tape(events, versions={"torch": "2.11.0"}))
+    code, out, err = shell("--json", "--gpu", "4090", "--", "train.py")
+    said = json.loads(out)
+    assert (code, said["fits"], said["exactness"], said["trace"]["word"]) == (5, None, "estimate", "estimate")
+    assert said["reasons"][0].startswith(f"the script took no optimizer step: {seen}")
+    assert said["memory"]["allocated_bytes"] == MIB, "what was seen is told"
+    assert seen in err
+    assert "not resolved" in shell("--short", "--", "train.py")[1]
+
+
+def test_steps_on_the_host_are_no_answer_about_a_gpu(shell: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "TAPE", Tape((), versions={"torch": "2.11.0"}))
+    code, out, _ = shell("--json", "--", "train.py")
+    assert code == 5
+    assert json.loads(out)["reasons"][0].startswith("the script used no GPU: its 3 optimizer steps ran on the host")
 
 
 def test_too_few_steps_are_told(shell: Any, answer: dict[str, Any]) -> None:
@@ -241,7 +281,7 @@ def test_too_few_steps_are_told(shell: Any, answer: dict[str, Any]) -> None:
     _, out, _ = shell("--json", "--", "train.py")
     said = json.loads(out)
     assert "all 1 optimizer steps of the script" in said["assumptions"]
-    assert any("took 1 optimizer steps" in warning for warning in said["warnings"])
+    assert any("took one optimizer step" in warning for warning in said["warnings"])
 
 
 def test_ranks_are_told(shell: Any) -> None:

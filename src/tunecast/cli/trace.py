@@ -12,7 +12,7 @@ from tunecast.cli.files import require_writable, write_asked
 from tunecast.cli.pages import provenance, without_secrets
 from tunecast.cli.terminal import Progress, terminal_of
 from tunecast.door.trace import DEFAULT_GPU, DEFAULT_STEPS, ScriptTrace, trace
-from tunecast.errors import DoesNotFit, UsageError, printable_lines
+from tunecast.errors import DoesNotFit, NotResolved, UsageError, printable_lines
 from tunecast.hardware.spec import card_name
 from tunecast.prediction.evidence import evidence_for
 from tunecast.records import replace
@@ -108,7 +108,9 @@ def run(argv: Sequence[str]) -> int:
     write_asked(figures, found.on_card, arguments.html, arguments.snapshot, beside)
     if found.stop is not None:
         print(f"tunecast: {printable_lines(found.stop)}", file=sys.stderr)
-    return 0 if found.fits else DoesNotFit.exit_code
+    if not found.on_card.fits:
+        return DoesNotFit.exit_code
+    return NotResolved.exit_code if found.on_card.unresolved else 0
 
 
 def split_command(argv: Sequence[str]) -> tuple[list[str], list[str]]:

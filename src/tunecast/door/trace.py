@@ -27,7 +27,7 @@ from tunecast.records import NamedTuple, dataclass, replace
 from tunecast.report.draw.figures import Figures, PhasePeak, grouped_blocks
 from tunecast.report.run.on_card import run_figures
 from tunecast.result import Result
-from tunecast.tape.op import Tape
+from tunecast.tape.op import Alloc, Begin, Phase, Tape
 from tunecast.tape.trace.interpreter import has_torch, tracing_python
 from tunecast.tape.trace.limits import TraceLimits
 from tunecast.tape.trace.request import Answer
@@ -107,8 +107,10 @@ class ScriptTrace(Prediction):
 
     @property
     def stop(self) -> str | None:
-        """Why the script stopped by itself before its end, where it did."""
-        return None if self.answer.error is None else _stopped(self.answer)
+        """Why what was traced is not a training run, where it is not."""
+        if self.answer.error is not None:
+            return _stopped(self.answer)
+        return self.on_card.unresolved or None
 
 
 def trace(
@@ -149,8 +151,10 @@ def trace(
     known, interpreter = _configs(names(models)), _python(launch, python)
     with _environment(launch.environment):
         tape, answer = _traced(launch, card, steps, known, interpreter, limits or TraceLimits(), progress)
+    missing = unresolved(tape, answer)
     whole = replace(tape, guesses=(*tape.guesses, *answer.untraced))
     held = _on_card(whole, card, allocator, configured, capacity, reserve, _others(launch, card))
+    held = replace(held, unresolved=missing)
     found = ScriptTrace(
         None,
         None,
@@ -296,18 +300,40 @@ def _assumptions(
 
 def _warnings(answer: Answer) -> list[str]:
     told = []
-    if answer.steps < 2 and answer.error is None:
+    if answer.steps == 1 and answer.error is None:
         told.append(
-            f"the script took {answer.steps} optimizer steps; an optimizer's state exists from the second on, "
+            "the script took one optimizer step; an optimizer's state exists from the second on, "
             "so longer training may need more"
         )
-    if answer.error is not None:
-        told.append(_stopped(answer).splitlines()[0])
     return told
 
 
+def unresolved(tape: Tape, answer: Answer) -> str:
+    """Why the tape says nothing of a training run, or only of its first part; '' where it does."""
+    if answer.error is not None:
+        return _stopped(answer).splitlines()[0]
+    if not answer.steps:
+        phases = {event.phase for event in tape.events if isinstance(event, Begin)}
+        return f"the script took no optimizer step: {_seen_instead(phases)}"
+    if not any(isinstance(event, Alloc) for event in tape.events):
+        return (
+            f"the script used no GPU: its {answer.steps} optimizer steps ran on the host. "
+            "To fix: pass the options with which it trains on cuda"
+        )
+    return ""
+
+
+def _seen_instead(phases: set[Phase]) -> str:
+    if Phase.BACKWARD in phases:
+        return "it ran backward passes, but called step() of no torch optimizer. To fix: update weights with one"
+    if Phase.FORWARD in phases:
+        return "it ran a model forward, and never backward. To fix: pass the options with which it trains"
+    return "it ended without running a model on the GPU. To fix: pass the options with which it trains"
+
+
 def _stopped(answer: Answer) -> str:
-    return f"the script stopped after {answer.steps} steps: {_in_short(f'{answer.error}{chr(10)}{answer.detail}')}"
+    steps = "1 step" if answer.steps == 1 else f"{answer.steps} steps"
+    return f"the script failed after {steps}: {_in_short(f'{answer.error}{chr(10)}{answer.detail}')}"
 
 
 def _in_short(message: str) -> str:

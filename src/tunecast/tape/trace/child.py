@@ -22,6 +22,8 @@ from tunecast.tape.op import Tape
 from tunecast.tape.trace.launch import rank_zero
 from tunecast.tape.trace.request import Answer, JobRequest, Request, ScriptRequest
 
+LEAVE = os._exit
+"""A traced script's own is another (`script.py`)."""
 PACKAGES = ("torch", "transformers", "peft", "bitsandbytes", "accelerate", "trl", "liger-kernel", "unsloth")
 
 
@@ -74,4 +76,4 @@ if __name__ == "__main__":
     code = main(sys.argv[1])
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # the engine's threads and C++ statics need not be taken down around a card that is not there
+    LEAVE(code)  # the engine's threads and C++ statics need not be taken down around a card that is not there

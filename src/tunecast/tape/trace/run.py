@@ -178,10 +178,17 @@ def _crash(python: str, code: int | None, log: Path) -> TunecastError:
             f"{python} has no torch, and tracing runs the real training code. "
             "To fix: pip install torch transformers, or --python /path/to/your/training/environment/bin/python."
         )
-    how = f"was killed by signal {-code}" if code is not None and code < 0 else f"ended with code {code}"
+    below = chr(10) + tail if tail else ""
+    if code is not None and code < 0:
+        name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+        return Unsupported(
+            f"the traced process was ended by {name} before it could answer: compiled code of a package crashed, or "
+            "somebody ended it. To fix: PYTHONFAULTHANDLER=1 shows the line that ran; trace with a torch version "
+            f"`tunecast trace --help` names.{below}"
+        )
     return Unsupported(
-        f"the traced process {how} before it could answer. Its torch may be one this tunecast does not know. "
-        f"To fix: trace with a torch version `tunecast trace --help` names.{chr(10) + tail if tail else ''}"
+        f"the traced process ended with code {code} before it could answer. Its torch may be one this tunecast does "
+        f"not know. To fix: trace with a torch version `tunecast trace --help` names.{below}"
     )
 
 

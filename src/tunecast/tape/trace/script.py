@@ -14,7 +14,7 @@ import sys
 import threading
 import traceback
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch._subclasses.fake_tensor import UnsupportedOperatorException
@@ -36,6 +36,9 @@ OWN_FILES = (str(Path(__file__).parent), "<frozen runpy>")
 MOST_DETAIL = 4000
 MOST_IGNORED_STOPS = 50
 """A loop with a bare `except:` swallows the stop; after so many the answer is written and the process left."""
+
+
+LEAVE = os._exit
 
 
 class Stop(BaseException):
@@ -79,6 +82,7 @@ class ScriptRun:
     def __init__(self, request: ScriptRequest, recorder: Recorder, sandbox: Sandbox) -> None:
         self.request, self.recorder, self.sandbox = request, recorder, sandbox
         self._stops = 0
+        self._process = os.getpid()
 
     def watch(self) -> None:
         hook = modules.register_module_forward_pre_hook(lambda module, inputs: self.stop_when_done())
@@ -91,6 +95,7 @@ class ScriptRun:
         skip_no_step(self.recorder)
         self.recorder.emulated["aten::masked_select"] = masked_select
         follow_threads()
+        os._exit = self.answer_before_leaving
 
     @property
     def steps(self) -> int:
@@ -104,15 +109,24 @@ class ScriptRun:
             self.recorder.paused += 1
         self._stops += 1
         if self._stops > MOST_IGNORED_STOPS:
-            self._leave_at_once()
+            self._leave_at_once(self.answer())
         raise Stop
 
-    def _leave_at_once(self) -> None:
+    def _leave_at_once(self, answer: Answer) -> NoReturn:
         from tunecast.tape.trace.child import versions
 
         write_tape(self.recorder.tape(versions()), self.request.tape_path)
-        self.answer().write(self.request.answer_path)
-        os._exit(0)
+        answer.write(self.request.answer_path)
+        LEAVE(0)
+
+    def answer_before_leaving(self, code: int) -> NoReturn:
+        """`os._exit` ends the process where it stands: what was traced so far is told first."""
+        if os.getpid() != self._process:
+            LEAVE(code)
+        if not code or self.steps:
+            self._leave_at_once(self.answer(finished=not code, error=f"the script ended with code {code}" if code else None))
+        Answer(error=f"the script ended with code {code}", code=TunecastError.code).write(self.request.answer_path)
+        LEAVE(0)
 
     def answer(self, *, finished: bool = False, error: str | None = None, detail: str = "") -> Answer:
         untraced = (*self.sandbox.sentences(), *counted(self.recorder.untraced))
