@@ -12,6 +12,7 @@ import pytest
 from tunecast.cli import main as cli
 from tunecast.door import trace
 from tunecast.errors import NotResolved, TunecastError
+from tunecast.tape.cards import STREAMS_PER_CARD
 from tunecast.tape.op import Alloc, Begin, Op, Phase, Role, Tape
 from tunecast.tape.trace.request import Answer
 from tunecast.units import GIB, MIB
@@ -282,6 +283,32 @@ def test_too_few_steps_are_told(shell: Any, answer: dict[str, Any]) -> None:
     said = json.loads(out)
     assert "all 1 optimizer steps of the script" in said["assumptions"]
     assert any("took one optimizer step" in warning for warning in said["warnings"])
+
+
+def test_cards_of_one_process_are_told_apart(
+    shell: Any, asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events = (*TAPE.events, Alloc(2, 500 * MIB, Role.WEIGHTS, "head", STREAMS_PER_CARD))
+    monkeypatch.setitem(globals(), "TAPE", Tape(events, versions={"torch": "2.11.0"}))
+    code, out, _ = shell("--gpus", "2", "--json", "--", "train.py")
+    said = json.loads(out)
+    assert (code, asked["gpus"], said["time"]) == (0, 2, None)
+    assert [(card["card"], card["allocated_bytes"]) for card in said["trace"]["cards"]] == [
+        (0, 130 * MIB),
+        (1, 500 * MIB),
+    ]
+    assert said["memory"]["allocated_bytes"] == 500 * MIB, "the fullest"
+    text = shell("--gpus", "2", "--", "train.py")[1]
+    assert text.startswith("train.py on 2 x H200 SXM 141 GB: fits, ")
+    assert "cuda:0 fits: 130.00 MiB in use at its peak" in text and "all that follows is of cuda:1" in text
+    code, out, _ = shell("--gpus", "2", "--capacity", "0.3", "--json", "--", "train.py")
+    assert (code, [card["fits"] for card in json.loads(out)["trace"]["cards"]]) == (3, [True, False])
+
+
+def test_one_card_a_process_or_several_cards_in_one(shell: Any, asked: dict[str, Any]) -> None:
+    code, _, err = shell("--gpus", "2", "--nproc-per-node", "2", "--", "train.py")
+    assert code == 2 and not asked
+    assert "--gpus: got 2 with 2 processes on each machine" in err
 
 
 def test_ranks_are_told(shell: Any) -> None:

@@ -119,8 +119,8 @@ class Prediction(Result):
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Why it is an estimate: what is missing of the run, what was guessed. And what its ranges are wider for: a card or releases with which no
-        run was measured."""
+        """Why it is an estimate: what is missing of the run, what was guessed. And what its ranges are wider for: a
+        card or releases with which no run was measured."""
         missing = filter(None, [self.on_card.unresolved])
         return (*missing, *self.on_card.guesses, *self.on_card.unmeasured)
 

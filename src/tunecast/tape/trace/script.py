@@ -95,7 +95,7 @@ class ScriptRun:
         skip_no_step(self.recorder)
         self.recorder.emulated["aten::masked_select"] = masked_select
         follow_threads()
-        os._exit = self.answer_before_leaving
+        os._exit = self.answer_before_leaving  # type: ignore[assignment]
 
     @property
     def steps(self) -> int:
@@ -123,9 +123,10 @@ class ScriptRun:
         """`os._exit` ends the process where it stands: what was traced so far is told first."""
         if os.getpid() != self._process:
             LEAVE(code)
+        error = f"the script ended with code {code}" if code else None
         if not code or self.steps:
-            self._leave_at_once(self.answer(finished=not code, error=f"the script ended with code {code}" if code else None))
-        Answer(error=f"the script ended with code {code}", code=TunecastError.code).write(self.request.answer_path)
+            self._leave_at_once(self.answer(finished=not code, error=error))
+        Answer(error=error, code=TunecastError.code).write(self.request.answer_path)
         LEAVE(0)
 
     def answer(self, *, finished: bool = False, error: str | None = None, detail: str = "") -> Answer:

@@ -5,6 +5,7 @@
     bitsandbytes.py      its CUDA-side Python runs, over a C library that does nothing
     collectives.py       an operation with its bytes, finished when it returns
     datasets.py          maps in this process, and reads back what it wrote
+    data_parallel.py     nn.DataParallel: replicas in one process, what moves between its cards
     ddp.py               DistributedDataParallel, whose reducer is C++ and runs as it is
     deepspeed.py         its ZeRO optimizers run as they are, on gradients taken as finite
     distributed.py       torch.distributed: rank 0 of any number of ranks, alone
@@ -85,6 +86,7 @@ def install(recorder: Any) -> None:
         apollo,
         bitsandbytes,
         collectives,
+        data_parallel,
         ddp,
         deepspeed,
         distributed,
@@ -100,7 +102,7 @@ def install(recorder: Any) -> None:
     )
 
     for package in (
-        accelerate, apollo, bitsandbytes, collectives, ddp, deepspeed, distributed, dtensor, flash_attention, fsdp,
-        generation, inductor, megatron, transformers, triton, unsloth,
+        accelerate, apollo, bitsandbytes, collectives, data_parallel, ddp, deepspeed, distributed, dtensor,
+        flash_attention, fsdp, generation, inductor, megatron, transformers, triton, unsloth,
     ):  # fmt: skip
         package.install(recorder)
