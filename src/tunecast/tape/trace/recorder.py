@@ -155,6 +155,9 @@ class Recorder(Ledger, TorchDispatchMode):
         self._events.append(self._event(operation, new, module))
         self._allocate(operation, new, module, is_outside=scope is None)
         self._keep_for_life(operation)
+        note = workspaces.convolution_note(operation.name, operation.args)
+        if note is not None:
+            (self.guesses if note[1] else self.assumptions)[note[0]] = 1
         if operation.adds_gradients():
             self._note_sum(operation, new)
         if scope is None and not operation.takes_many:
