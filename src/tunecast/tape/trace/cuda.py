@@ -177,7 +177,6 @@ CONSTANTS: Mapping[str, Any] = {
     "is_initialized": True,
     "_lazy_init": None,
     "_is_in_bad_fork": False,
-    "is_current_stream_capturing": False,
     "ipc_collect": None,
     "manual_seed": None,
     "manual_seed_all": None,

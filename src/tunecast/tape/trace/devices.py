@@ -97,6 +97,7 @@ def native_functions(devices: Devices, count: int) -> Functions:
         "_cuda_getDeviceCount": count,
         "_cuda_isInBadFork": False,
         "_cuda_emptyCache": None,
+        "_host_emptyCache": None,
         "_cuda_synchronize": None,
         "_cuda_getCurrentRawStream": 0,
         "_cuda_init": None,

@@ -31,6 +31,9 @@ from tunecast.tape.op import (
 )
 from tunecast.tape.trace.scopes import Scopes
 
+STREAMS_PER_POOL = 1 << 10
+"""Of a card's numbers for streams, each private pool has so many."""
+
 
 class Ledger:
     def __init__(self, scopes: Scopes) -> None:
@@ -44,6 +47,8 @@ class Ledger:
         """By card."""
         self.stream_of_thread: dict[tuple[int, int], int] = {}
         """By thread and card; a card's default stream where there is none."""
+        self.captures_into = 0
+        """The private pool of a CUDA graph while it is captured (`graphs.py`); 0: none."""
         self._events: list[Event | int] = []  # an int is the allocation of that block
         self._blocks: dict[int, Block] = {}
         self._storages: dict[int, tuple[int, weakref.ref[Any]]] = {}
@@ -126,11 +131,15 @@ class Ledger:
         """This thread's on that card."""
         return self.stream_of_thread.get((threading.get_ident(), card), card * STREAMS_PER_CARD)
 
+    def pool_on(self, card: int) -> int:
+        """The stream whose blocks this thread gets there; while a graph is captured they are the graph's."""
+        return self.stream_on(card) + self.captures_into * STREAMS_PER_POOL
+
     def allocate(self, nbytes: int, module: str, card: int = 0) -> int:
         """A new block on this thread's stream; the caller frees it."""
         self._announce()
         number = len(self._blocks)
-        stream = self.stream_on(card)
+        stream = self.pool_on(card)
         in_forward = self.scopes.in_forward()
         self._blocks[number] = Block(nbytes, module, self.scopes.phase, in_forward, stream)
         self._events.append(number)

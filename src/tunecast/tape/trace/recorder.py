@@ -251,7 +251,7 @@ class Recorder(Ledger, TorchDispatchMode):
     def _keep_for_life(self, operation: Operation) -> None:
         thread = self._stand_in or threading.get_ident()
         for kind, size in workspaces.kept_for_life(operation.name, operation.args, self.card, operation.kwargs):
-            key = (kind, thread, self.stream_on(operation.card))
+            key = (kind, thread, self.pool_on(operation.card))
             if key not in self._workspaces:
                 self._workspaces.add(key)
                 self._events.append(Op(kind, kernels=0))
