@@ -12,6 +12,7 @@ import pytest
 from tunecast.cli import main as cli
 from tunecast.door import trace
 from tunecast.errors import NotResolved, TunecastError
+from tunecast.tape.cards import STREAMS_PER_CARD
 from tunecast.tape.op import Alloc, Begin, Op, Phase, Role, Tape
 from tunecast.tape.trace.request import Answer
 from tunecast.units import GIB, MIB
@@ -231,9 +232,49 @@ def test_other_refusals_pass_as_they_are(shell: Any, answer: dict[str, Any]) -> 
 def test_a_script_that_fails_later_still_has_figures(shell: Any, answer: dict[str, Any]) -> None:
     answer.update(steps=2, error="OSError: no disk", detail='  File "train.py", line 9, in save\n')
     code, out, err = shell("--json", "--", "train.py")
-    assert code == 5, "figures, but no green light for a script that fails"
-    assert json.loads(out)["trace"]["error"] == "OSError: no disk"
-    assert "the script stopped after 2 steps: OSError: no disk (train.py:9;" in err
+    said = json.loads(out)
+    assert code == 5, "what its later steps need is not known"
+    assert (said["fits"], said["fits_surely"], said["exactness"]) == (None, False, "estimate")
+    assert said["trace"]["error"] == "OSError: no disk"
+    assert said["reasons"][0].startswith("the script failed after 2 steps: OSError: no disk (train.py:9;")
+    assert "the script failed after 2 steps: OSError: no disk (train.py:9;" in err
+    text = shell("--", "train.py")[1]
+    assert text.startswith("train.py on 1 x H200 SXM 141 GB: not resolved\n  so far it needs ")
+
+
+def test_steps_that_do_not_fit_are_a_no_whatever_came_then(shell: Any, answer: dict[str, Any]) -> None:
+    answer.update(steps=2, error="OSError: no disk")
+    code, out, _ = shell("--json", "--capacity", "0.1", "--", "train.py")
+    assert (code, json.loads(out)["fits"]) == (3, False)
+
+
+@pytest.mark.parametrize(
+    ("events", "seen"),
+    [
+        ((Begin(Phase.LOAD), Alloc(0, MIB)), "it ended without running a model on the GPU"),
+        ((Begin(Phase.FORWARD), Alloc(0, MIB)), "it ran a model forward, and never backward"),
+        ((Begin(Phase.FORWARD), Alloc(0, MIB), Begin(Phase.BACKWARD), Op("mm")), "it ran backward passes, but called"),
+    ],
+)
+def test_without_an_optimizer_step_nothing_is_resolved(
+    shell: Any, answer: dict[str, Any], monkeypatch: pytest.MonkeyPatch, events: Any, seen: str
+) -> None:
+    answer.update(steps=0, finished=True)
+    monkeypatch.setitem(globals(), "TAPE", Tape(events, versions={"torch": "2.11.0"}))
+    code, out, err = shell("--json", "--gpu", "4090", "--", "train.py")
+    said = json.loads(out)
+    assert (code, said["fits"], said["exactness"], said["trace"]["word"]) == (5, None, "estimate", "estimate")
+    assert said["reasons"][0].startswith(f"the script took no optimizer step: {seen}")
+    assert said["memory"]["allocated_bytes"] == MIB, "what was seen is told"
+    assert seen in err
+    assert "not resolved" in shell("--short", "--", "train.py")[1]
+
+
+def test_steps_on_the_host_are_no_answer_about_a_gpu(shell: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "TAPE", Tape((), versions={"torch": "2.11.0"}))
+    code, out, _ = shell("--json", "--", "train.py")
+    assert code == 5
+    assert json.loads(out)["reasons"][0].startswith("the script used no GPU: its 3 optimizer steps ran on the host")
 
 
 def test_too_few_steps_are_told(shell: Any, answer: dict[str, Any]) -> None:
@@ -241,7 +282,33 @@ def test_too_few_steps_are_told(shell: Any, answer: dict[str, Any]) -> None:
     _, out, _ = shell("--json", "--", "train.py")
     said = json.loads(out)
     assert "all 1 optimizer steps of the script" in said["assumptions"]
-    assert any("took 1 optimizer steps" in warning for warning in said["warnings"])
+    assert any("took one optimizer step" in warning for warning in said["warnings"])
+
+
+def test_cards_of_one_process_are_told_apart(
+    shell: Any, asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events = (*TAPE.events, Alloc(2, 500 * MIB, Role.WEIGHTS, "head", STREAMS_PER_CARD))
+    monkeypatch.setitem(globals(), "TAPE", Tape(events, versions={"torch": "2.11.0"}))
+    code, out, _ = shell("--gpus", "2", "--json", "--", "train.py")
+    said = json.loads(out)
+    assert (code, asked["gpus"], said["time"]) == (0, 2, None)
+    assert [(card["card"], card["allocated_bytes"]) for card in said["trace"]["cards"]] == [
+        (0, 130 * MIB),
+        (1, 500 * MIB),
+    ]
+    assert said["memory"]["allocated_bytes"] == 500 * MIB, "the fullest"
+    text = shell("--gpus", "2", "--", "train.py")[1]
+    assert text.startswith("train.py on 2 x H200 SXM 141 GB: fits, ")
+    assert "cuda:0 fits: 130.00 MiB in use at its peak" in text and "all that follows is of cuda:1" in text
+    code, out, _ = shell("--gpus", "2", "--capacity", "0.3", "--json", "--", "train.py")
+    assert (code, [card["fits"] for card in json.loads(out)["trace"]["cards"]]) == (3, [True, False])
+
+
+def test_one_card_a_process_or_several_cards_in_one(shell: Any, asked: dict[str, Any]) -> None:
+    code, _, err = shell("--gpus", "2", "--nproc-per-node", "2", "--", "train.py")
+    assert code == 2 and not asked
+    assert "--gpus: got 2 with 2 processes on each machine" in err
 
 
 def test_ranks_are_told(shell: Any) -> None:

@@ -21,7 +21,7 @@ from tunecast.report.run.answer import Sections, answer_text, details_text
 from tunecast.report.run.evidence import trust
 from tunecast.report.run.time import time_text
 from tunecast.report.run.verdict import short_line
-from tunecast.units import GIB
+from tunecast.units import GIB, gib
 
 USAGE = "tunecast trace [options] -- train.py ARGS..."
 DESCRIPTION = """\
@@ -34,6 +34,7 @@ examples:
   tunecast trace --gpu rtx-4090 --html memory.html -- train.py        does it fit, and what happens when
   tunecast trace --nproc-per-node 8 -- train.py                       one of eight processes: DDP, FSDP
   tunecast trace -- torchrun --nproc-per-node 8 train.py              the same, as you start it
+  tunecast trace --gpus 2 -- train.py                                 one process on two cards: device_map
   tunecast trace --accelerate-config fsdp.yaml -- train.py
   tunecast trace --model my-org/my-model=./config.json -- train.py    a model whose config.json is not in the cache
 """
@@ -49,6 +50,9 @@ def parser() -> Parser:
     )  # fmt: skip
     made.add_argument("--nproc-per-node", metavar="N", type=count, help="processes on each machine, one per GPU")
     made.add_argument("--nnodes", metavar="N", type=count, help="machines")
+    made.add_argument(
+        "--gpus", metavar="N", type=count, help="cards that one process sees: device_map, nn.DataParallel"
+    )
     made.add_argument("--accelerate-config", metavar="FILE", help="the YAML of `accelerate config`")
     made.add_argument(
         "--allocator", choices=ALLOCATORS, help="PyTorch's CUDA allocator (default: as PYTORCH_ALLOC_CONF says)"
@@ -86,6 +90,7 @@ def run(argv: Sequence[str]) -> int:
             steps=arguments.steps,
             nproc_per_node=arguments.nproc_per_node,
             nnodes=arguments.nnodes,
+            gpus=arguments.gpus,
             accelerate=arguments.accelerate_config,
             allocator=arguments.allocator,
             capacity_bytes=None if arguments.capacity is None else int(arguments.capacity * GIB),
@@ -108,9 +113,9 @@ def run(argv: Sequence[str]) -> int:
     write_asked(figures, found.on_card, arguments.html, arguments.snapshot, beside)
     if found.stop is not None:
         print(f"tunecast: {printable_lines(found.stop)}", file=sys.stderr)
-    if not found.fits:
+    if not found.on_card.fits:
         return DoesNotFit.exit_code
-    return 0 if found.stop is None else NotResolved.exit_code
+    return NotResolved.exit_code if found.on_card.unresolved else 0
 
 
 def split_command(argv: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -129,8 +134,21 @@ def title_of(found: ScriptTrace) -> str:
     launch = found.launch
     words = ("-m" if launch.as_module else "", launch.script, *without_secrets(launch.args))
     command = " ".join(filter(None, words))[:200]
-    cards = (launch.nproc_per_node or 1) * (launch.nnodes or 1)
+    cards = max((launch.nproc_per_node or 1) * (launch.nnodes or 1), len(found.on_cards))
     return f"{command} on {cards} x {card_name(found.on_card.gpu.name)}"
+
+
+def each_card(found: ScriptTrace) -> list[str]:
+    """Where a process uses several: what is on each, and whose figures the rest is."""
+    if len(found.on_cards) == 1:
+        return []
+    told = [
+        f"cuda:{card} {'fits' if held.fits else 'does not fit'}: {gib(held.shown.allocated_bytes)} in use at its peak, "
+        f"{gib(held.device.nbytes)} with cache and CUDA context"
+        for card, held in found.on_cards.items()
+    ]
+    shown = next(card for card, held in found.on_cards.items() if held is found.on_card)
+    return [*told, f"all that follows is of cuda:{shown}, the fullest of {len(told)} cards in one process"]
 
 
 def sections_of(found: ScriptTrace, *, details: bool) -> Sections:
@@ -140,7 +158,7 @@ def sections_of(found: ScriptTrace, *, details: bool) -> Sections:
     evidence = evidence_for(held.gpu.name, held.stack, None, held.cluster is not None)
     room = held.room.in_need(found.smallest_capacity_bytes)
     return Sections(
-        remarks=[*named, *links],
+        remarks=[*each_card(found), *named, *links],
         time=time_text(found.time, terminal=terminal_of(sys.stdout), fits=held.fits, details=details),
         trust=f"{trust(evidence, held.basis, room, None)}; your script's own allocations are followed one by one",
     )

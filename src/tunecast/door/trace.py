@@ -21,13 +21,14 @@ from tunecast.job.model import bundled_models, resolve_model
 from tunecast.prediction.memory.allocator import AllocatorSettings, settings_from_alloc_conf
 from tunecast.prediction.modelled import card_of, others_hold
 from tunecast.prediction.on_card import OnCard, allocator_settings, on_card
-from tunecast.prediction.prediction import Prediction
+from tunecast.prediction.prediction import Prediction, memory_of
 from tunecast.prediction.time.script_time import script_timing
 from tunecast.records import NamedTuple, dataclass, replace
 from tunecast.report.draw.figures import Figures, PhasePeak, grouped_blocks
 from tunecast.report.run.on_card import run_figures
 from tunecast.result import Result
-from tunecast.tape.op import Alloc, Tape
+from tunecast.tape.cards import tapes_by_card
+from tunecast.tape.op import COLLECTIVES, Alloc, Begin, Phase, Tape
 from tunecast.tape.trace.interpreter import has_torch, tracing_python
 from tunecast.tape.trace.limits import TraceLimits
 from tunecast.tape.trace.request import Answer
@@ -39,6 +40,19 @@ ALLOC_CONF = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """The newer name wins where both are set."""
 MOST_BLOCKS = 20
 _FRAME = re.compile(r'File "([^"\n]+)", line (\d+)')
+
+
+class CardMemory(NamedTuple):
+    """One of the cards a process uses."""
+
+    card: int
+    """N of `cuda:N`."""
+    allocated_bytes: int
+    reserved_bytes: int
+    device_bytes: int
+    smallest_capacity_bytes: int
+    fits: bool
+    breakdown_bytes: Mapping[str, int]
 
 
 class LargestBlock(NamedTuple):
@@ -71,6 +85,8 @@ class TraceDetails(Result):
     phases: tuple[PhasePeak, ...]
     modules_bytes: Mapping[str, int]
     largest: tuple[LargestBlock, ...]
+    cards: tuple[CardMemory, ...]
+    """Those the process uses; the prediction is of the fullest."""
 
 
 class ScriptTrace(Prediction):
@@ -80,6 +96,8 @@ class ScriptTrace(Prediction):
 
     launch: ScriptLaunch
     answer: Answer
+    on_cards: Mapping[int, OnCard]
+    """By the number of the card; `on_card` is the fullest of them."""
     gpu_given: bool
     """Whether a card was named."""
 
@@ -103,12 +121,15 @@ class ScriptTrace(Prediction):
                 LargestBlock(alike.nbytes, alike.times, *alike.block)
                 for alike in grouped_blocks(figures.blocks)[:MOST_BLOCKS]
             ),
+            tuple(_card_memory(card, held) for card, held in self.on_cards.items()),
         )
 
     @property
     def stop(self) -> str | None:
-        """Why the script stopped by itself before its end, where it did."""
-        return None if self.answer.error is None else _stopped(self.answer)
+        """Why what was traced is not a training run, where it is not."""
+        if self.answer.error is not None:
+            return _stopped(self.answer)
+        return self.on_card.unresolved or None
 
 
 def trace(
@@ -118,6 +139,7 @@ def trace(
     steps: int = DEFAULT_STEPS,
     nproc_per_node: int | None = None,
     nnodes: int | None = None,
+    gpus: int | None = None,
     accelerate: str | None = None,
     allocator: str | None = None,
     capacity_bytes: int | str | None = None,
@@ -132,6 +154,7 @@ def trace(
     gpu             the card to run on
     steps           optimizer steps to take before the script is stopped; 0: until it ends
     nproc_per_node  processes on each machine, `nnodes` machines; win over the launcher's
+    gpus            cards that one process sees: device_map, model parallelism, nn.DataParallel
     accelerate      the YAML of `accelerate config`
     allocator       native or expandable_segments; None: as PYTORCH_ALLOC_CONF says
     capacity_bytes  give PyTorch this much, whatever the card has; or `reserve_bytes` are held by others
@@ -143,29 +166,33 @@ def trace(
         told = "got a size with --capacity, which already says what is left for the allocator; allowed: one of them"
         raise UsageError(f"--reserve: {told}", field="--reserve")
     launch = _launch(command, accelerate, nproc_per_node, nnodes)
+    if gpus is not None and (launch.nproc_per_node or 1) > 1:
+        told = f"got {gpus} with {launch.nproc_per_node} processes on each machine, of which each has a card of its own"
+        raise UsageError(f"--gpus: {told}; allowed: one of them", field="--gpus")
     card = gpu_named(gpu or DEFAULT_GPU)
     conf = _alloc_conf() if allocator is None else None
     configured = settings_from_alloc_conf(conf) if conf else None
     known, interpreter = _configs(names(models)), _python(launch, python)
     with _environment(launch.environment):
-        tape, answer = _traced(launch, card, steps, known, interpreter, limits or TraceLimits(), progress)
-    if not answer.steps and not any(isinstance(event, Alloc) for event in tape.events):
-        raise NotResolved(
-            "the script ended without an optimizer step, and put nothing on the card: there is nothing to answer for. "
-            f"To fix: give it the arguments with which it trains ({launch.script} --help may tell).",
-            field="script",
-        )
+        tape, answer = _traced(launch, card, steps, gpus or 1, known, interpreter, limits or TraceLimits(), progress)
+    missing = unresolved(tape, answer)
     whole = replace(tape, guesses=(*tape.guesses, *answer.untraced))
-    held = _on_card(whole, card, allocator, configured, capacity, reserve, _others(launch, card))
+    tapes = tapes_by_card(whole)
+    others = _others(launch, card) or _exchange(tapes, card)
+    on_cards = {
+        number: replace(_on_card(each, card, allocator, configured, capacity, reserve, others), unresolved=missing)
+        for number, each in tapes.items()
+    }
+    held = max(on_cards.values(), key=lambda one: (not one.fits, one.device.nbytes))
     found = ScriptTrace(
         None,
         None,
         held,
-        assumptions=_assumptions(launch, answer, gpu, conf, reserve),
+        assumptions=[*_assumptions(launch, answer, gpu, conf, reserve), *_of_cards(on_cards, gpus)],
         warnings=_warnings(answer),
-        clock=lambda _: script_timing(whole, card, held.cluster),
+        clock=None if len(tapes) > 1 else lambda _: script_timing(whole, card, held.cluster),
     )
-    found.launch, found.answer, found.gpu_given = launch, answer, gpu is not None
+    found.launch, found.answer, found.gpu_given, found.on_cards = launch, answer, gpu is not None, on_cards
     return found
 
 
@@ -231,6 +258,7 @@ def _traced(
     launch: ScriptLaunch,
     gpu: Gpu,
     steps: int,
+    gpus: int,
     models: Mapping[str, Any],
     python: str,
     limits: TraceLimits,
@@ -239,8 +267,8 @@ def _traced(
     try:
         return trace_script(
             launch.script, launch.args, card_of(gpu), as_module=launch.as_module, steps=steps,
-            nproc_per_node=launch.nproc_per_node or 1, nnodes=launch.nnodes or 1, models=models, python=python,
-            limits=limits, progress=progress,
+            nproc_per_node=launch.nproc_per_node or 1, nnodes=launch.nnodes or 1, gpus=gpus, models=models,
+            python=python, limits=limits, progress=progress,
         )  # fmt: skip
     except TunecastError as error:
         if error.code != TunecastError.code or "\n" not in error.message:
@@ -252,6 +280,36 @@ def _others(launch: ScriptLaunch, gpu: Gpu) -> Cluster | None:
     """The cards a script is launched on, where they are several."""
     each, machines = launch.nproc_per_node or 1, launch.nnodes or 1
     return cards_of(gpu, each, machines) if each * machines > 1 else None
+
+
+def _exchange(tapes: Mapping[int, Tape], gpu: Gpu) -> Cluster | None:
+    """The cards of one process, where NCCL moves data between them (nn.DataParallel): it has buffers on each."""
+    talks = any(op.name in COLLECTIVES for tape in tapes.values() for op in tape.ops())
+    return cards_of(gpu, len(tapes), 1) if talks and len(tapes) > 1 else None
+
+
+def _of_cards(on_cards: Mapping[int, OnCard], gpus: int | None) -> list[str]:
+    """What is taken for granted of several cards in one process."""
+    told = []
+    if gpus is not None and gpus > len(on_cards):
+        told.append(f"the process sees {gpus} cards and uses {len(on_cards)}")
+    if len(on_cards) > 1:
+        told.append("cards copy from each other directly (peer access); else copies of strided data need buffers")
+        told.append("no time is predicted for several cards in one process")
+    return told
+
+
+def _card_memory(card: int, held: OnCard) -> CardMemory:
+    memory = memory_of(held)
+    return CardMemory(
+        card,
+        memory.allocated_bytes,
+        memory.reserved_bytes,
+        memory.device_bytes,
+        held.smallest_capacity_bytes,
+        held.fits,
+        memory.breakdown_bytes,
+    )
 
 
 def _on_card(
@@ -302,18 +360,40 @@ def _assumptions(
 
 def _warnings(answer: Answer) -> list[str]:
     told = []
-    if answer.steps < 2 and answer.error is None:
+    if answer.steps == 1 and answer.error is None:
         told.append(
-            f"the script took {answer.steps} optimizer steps; an optimizer's state exists from the second on, "
+            "the script took one optimizer step; an optimizer's state exists from the second on, "
             "so longer training may need more"
         )
-    if answer.error is not None:
-        told.append(_stopped(answer).splitlines()[0])
     return told
 
 
+def unresolved(tape: Tape, answer: Answer) -> str:
+    """Why the tape says nothing of a training run, or only of its first part; '' where it does."""
+    if answer.error is not None:
+        return _stopped(answer).splitlines()[0]
+    if not answer.steps:
+        phases = {event.phase for event in tape.events if isinstance(event, Begin)}
+        return f"the script took no optimizer step: {_seen_instead(phases)}"
+    if not any(isinstance(event, Alloc) for event in tape.events):
+        return (
+            f"the script used no GPU: its {answer.steps} optimizer steps ran on the host. "
+            "To fix: pass the options with which it trains on cuda"
+        )
+    return ""
+
+
+def _seen_instead(phases: set[Phase]) -> str:
+    if Phase.BACKWARD in phases:
+        return "it ran backward passes, but called step() of no torch optimizer. To fix: update weights with one"
+    if Phase.FORWARD in phases:
+        return "it ran a model forward, and never backward. To fix: pass the options with which it trains"
+    return "it ended without running a model on the GPU. To fix: pass the options with which it trains"
+
+
 def _stopped(answer: Answer) -> str:
-    return f"the script stopped after {answer.steps} steps: {_in_short(f'{answer.error}{chr(10)}{answer.detail}')}"
+    steps = "1 step" if answer.steps == 1 else f"{answer.steps} steps"
+    return f"the script failed after {steps}: {_in_short(f'{answer.error}{chr(10)}{answer.detail}')}"
 
 
 def _in_short(message: str) -> str:

@@ -105,6 +105,8 @@ class OnCard:
     """Of a paged optimizer, in CUDA's managed memory."""
     vllm: VllmShare = NO_VLLM
     """Of an engine that generates on the card the model trains on."""
+    unresolved: str = ""
+    """Why the tape is not of the whole run, where it is not."""
 
     @property
     def program(self) -> Program | Composed:
@@ -132,7 +134,7 @@ class OnCard:
     def basis(self) -> Basis:
         """What its ranges rest on."""
         varies = isinstance(self.runs, LongReplays)
-        several, guessed = self.cluster is not None, bool(self.guesses)
+        several, guessed = self.cluster is not None, bool(self.guesses or self.unresolved)
         return Basis(self.stack, self.context.measured, guessed, several, varies, not_measured(self.versions) is None)
 
     @property
@@ -188,13 +190,14 @@ class OnCard:
         shown = self.shown
         if self.spread is not None and not self.spread.all_fit:
             high_bytes = max(high_bytes, self.capacity_bytes + 1)
-        return room_within(
+        room = room_within(
             (shown.reserved_bytes, low_bytes, high_bytes),
             shown.allocated_bytes,
             self.capacity_bytes,
             self.fits,
             lambda: self.smallest_capacity_bytes,
         )
+        return room._replace(unresolved=self.unresolved) if self.unresolved else room
 
     @property
     def verdict(self) -> Verdict:

@@ -89,8 +89,9 @@ class Prediction(Result):
         return memory_of(self.on_card)
 
     @property
-    def fits(self) -> bool:
-        return self.on_card.fits
+    def fits(self) -> bool | None:
+        """None where only a part of the run is known, which fits."""
+        return None if self.on_card.fits and self.on_card.unresolved else self.on_card.fits
 
     @property
     def fits_surely(self) -> bool:
@@ -114,13 +115,14 @@ class Prediction(Result):
 
     @property
     def exactness(self) -> Literal["exact", "estimate"]:
-        return "estimate" if self.on_card.guesses else "exact"
+        return "estimate" if self.on_card.guesses or self.on_card.unresolved else "exact"
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Why it is an estimate: what was guessed. And what its ranges are wider for: a card or releases with which no
-        run was measured."""
-        return (*self.on_card.guesses, *self.on_card.unmeasured)
+        """Why it is an estimate: what is missing of the run, what was guessed. And what its ranges are wider for: a
+        card or releases with which no run was measured."""
+        missing = filter(None, [self.on_card.unresolved])
+        return (*missing, *self.on_card.guesses, *self.on_card.unmeasured)
 
     @cached_property
     def timing(self) -> Timing:

@@ -1,4 +1,5 @@
-"""The verdict: "fits", "may not fit" or "does not fit", read off a prediction's range. Every command asks here."""
+"""The verdict: "fits", "may not fit" or "does not fit", read off a prediction's range; "not resolved" of a run that was
+seen in part and fits so far. Every command asks here."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from typing import Literal
 
 from tunecast.records import NamedTuple
 
-Verdict = Literal["fits", "may not fit", "does not fit"]
+Verdict = Literal["fits", "may not fit", "does not fit", "not resolved"]
 
 
 class Room(NamedTuple):
@@ -20,11 +21,13 @@ class Room(NamedTuple):
     capacity_bytes: int
     fits: bool
     """By the prediction itself."""
+    unresolved: str = ""
+    """Why this is not the whole run, where it is not: a traced script failed, or never trained."""
 
     @property
     def surely(self) -> bool:
         """At the high end of the range too."""
-        return self.fits and self.high_bytes <= self.capacity_bytes
+        return self.fits and not self.unresolved and self.high_bytes <= self.capacity_bytes
 
     @property
     def perhaps(self) -> bool:
@@ -39,7 +42,10 @@ class Room(NamedTuple):
 
     @property
     def verdict(self) -> Verdict:
-        """What is said to people. One that fits only at the low end of its range does not fit."""
+        """What is said to people. One that fits only at the low end of its range does not fit; what does not fit in
+        part does not fit at all."""
+        if self.unresolved and self.fits:
+            return "not resolved"
         if self.surely:
             return "fits"
         return "may not fit" if self.fits else "does not fit"

@@ -105,7 +105,7 @@ class Figures:
 
     @property
     def word(self) -> str:
-        return "estimate" if self.guesses else "exact"
+        return "estimate" if self.guesses or (self.room is not None and self.room.unresolved) else "exact"
 
     fits = Alias[bool | None]("room.fits")
     verdict = Alias[Verdict | None]("room.verdict")

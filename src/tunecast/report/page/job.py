@@ -66,7 +66,7 @@ def timeline_html(figures: Figures, timeline: Timeline, beside: PageExtras | Non
         advice_panel(beside.changes, beside.fit_command, figures.verdict, wording=beside.wording),
         chart(figures, drawn),
         tag("div", _composition(figures), _modules(figures), class_="halves"),
-        Markup() if said is None else time_panel(said.time, said.utilization, said.energy, fits=said.fits),
+        Markup() if said is None else time_panel(said.time, said.utilization, said.energy, fits=said.on_card.fits),
         outside_panel(beside.outside),
         _blocks(figures),
         remarks_panel([(GUESSED, figures.guesses), ("Assumed", figures.assumptions)], warning=GUESSED),

@@ -13,7 +13,7 @@ from tunecast.report.draw.text import DEFAULT, NO_BREAK, Terminal, when, words, 
 from tunecast.report.run.time import per_step, whole_job
 from tunecast.units import GIB, KIB, MIB, gib
 
-STYLES: Mapping[str, str] = {"fits": "good", "may not fit": "warn", "does not fit": "bad"}
+STYLES: Mapping[str, str] = {"fits": "good", "may not fit": "warn", "does not fit": "bad", "not resolved": "warn"}
 
 
 def headline(figures: Figures, terminal: Terminal = DEFAULT, remarks: Sequence[str] = ()) -> str:
@@ -43,7 +43,7 @@ def phrase_of(room: Room) -> str:
     left_bytes = room.capacity_bytes - room.needs_bytes
     if room.verdict == "fits":
         return f"fits, {gib(left_bytes)} to spare"
-    if room.verdict == "may not fit":
+    if room.verdict in ("may not fit", "not resolved"):
         return room.verdict
     return f"does not fit, {gib(-left_bytes)} over"
 
@@ -53,7 +53,7 @@ def verdict_lines(figures: Figures) -> list[str]:
     room = figures.room
     if room is None:
         return []
-    lines = [phrase_of(room), _needs(room, figures), *unknown_model(figures)]
+    lines = [phrase_of(room), _needs(room, figures), *unresolved(room), *unknown_model(figures)]
     if figures.stopped_by is not None:
         stop = figures.stopped_by
         where = f" at {short_source(stop.source)}" if stop.source else ""
@@ -63,6 +63,11 @@ def verdict_lines(figures: Figures) -> list[str]:
     return [*lines, *_smallest(figures, room)]
 
 
+def unresolved(room: Room) -> list[str]:
+    """Why a part of the run is all there is to tell."""
+    return [room.unresolved] if room.verdict == "not resolved" else []
+
+
 def unknown_model(figures: Figures) -> list[str]:
     """That the model itself was guessed comes before all else."""
     return [f"an estimate: {guess}" for guess in figures.guesses if guess.startswith("architecture ")]
@@ -70,7 +75,8 @@ def unknown_model(figures: Figures) -> list[str]:
 
 def _needs(room: Room, figures: Figures) -> str:
     """`needs 22.76 GiB (22.4 to 24.6) of the 22.77 GiB PyTorch can use`."""
-    needs = f"needs {gib(room.needs_bytes)} ({between(room.low_bytes, room.high_bytes, room.needs_bytes)})"
+    begin = "so far it needs" if room.verdict == "not resolved" else "needs"
+    needs = f"{begin} {gib(room.needs_bytes)} ({between(room.low_bytes, room.high_bytes, room.needs_bytes)})"
     capacity = gib(room.capacity_bytes)
     if figures.pretended:
         return f"{needs} of the {capacity} given as capacity"
@@ -112,7 +118,7 @@ def between(low_bytes: int, high_bytes: int, of_bytes: int) -> str:
 def short_line(figures: Figures, time: Time | None = None, cost: str = "") -> str:
     """All that decides, in one line."""
     room = figures.room
-    verdict = [] if room is None else [phrase_of(room), _needs(room, figures), *unknown_model(figures)]
+    verdict = [] if room is None else [phrase_of(room), _needs(room, figures), *unresolved(room)]
     clock = [] if time is None else [per_step(time), *whole_job(time)]
-    told = "; ".join([*verdict, *clock, *filter(None, [cost])])
+    told = "; ".join([*verdict, *unknown_model(figures), *clock, *filter(None, [cost])])
     return f"{shown(figures.title)}: {told}\n"

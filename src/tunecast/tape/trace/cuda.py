@@ -6,16 +6,24 @@ from the `Card` and the recorder; nothing touches a driver.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import threading
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 from tunecast.tape.card import Card
+from tunecast.tape.cards import STREAMS_PER_CARD, card_of_stream
+from tunecast.tape.trace.devices import (
+    Devices,
+    Functions,
+    accelerator_functions,
+    device_functions,
+    move_to_current_card,
+    native_functions,
+)
 from tunecast.tape.trace.recorder import Recorder
 
 HOPPER_DETAILS = {  # what a Hopper card answers; code that plans tiles by them only picks among Triton configurations
@@ -44,10 +52,13 @@ class Stream:
 
     _numbers = itertools.count(1)
 
-    def __init__(self, *args: Any, number: int | None = None, **kwargs: Any) -> None:
-        self.stream_id = self.cuda_stream = next(self._numbers) if number is None else number
-        self.device = torch.device("cuda", 0)
-        self.device_index, self.device_type, self.priority = 0, 1, 0
+    def __init__(self, device: Any = None, *args: Any, number: int | None = None, **kwargs: Any) -> None:
+        if number is None:
+            card = torch.cuda._utils._get_device_index(device, optional=True)
+            number = card * STREAMS_PER_CARD + next(self._numbers)
+        self.stream_id = self.cuda_stream = number
+        self.device_index, self.device_type, self.priority = card_of_stream(number), 1, 0
+        self.device = torch.device("cuda", self.device_index)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Stream) and other.stream_id == self.stream_id
@@ -84,32 +95,26 @@ class Event:
     def wait(self, stream: Any = None) -> None: ...
 
 
-class DeviceContext:
-    """`with torch.cuda.device(1):`; code also reads the number it stands for (`idx`)."""
-
-    def __init__(self, device: Any) -> None:
-        numbered = device if isinstance(device, int) else getattr(torch.device(device or "cuda"), "index", None)
-        self.idx, self.prev_idx = numbered or 0, -1
-
-    def __enter__(self) -> None: ...
-    def __exit__(self, *exception: Any) -> None: ...
-
-
 class Streams:
     """The streams of the traced program, and which of them each thread works on."""
 
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
-        self.default = Stream(number=0)
-        self._by_number: dict[int, Stream] = {0: self.default}
+    def __init__(self, recorder: Recorder, devices: Devices) -> None:
+        self._recorder, self._devices = recorder, devices
+        self._by_number: dict[int, Stream] = {}
 
-    def current(self) -> Stream:
-        return self._by_number[self._recorder.stream_of_thread.get(threading.get_ident(), 0)]
+    def default(self, device: Any = None) -> Stream:
+        return self._numbered(self._devices.number(device) * STREAMS_PER_CARD)
+
+    def current(self, device: Any = None) -> Stream:
+        return self._numbered(self._recorder.stream_on(self._devices.number(device)))
 
     def switch(self, stream: Any) -> None:
         if stream is not None:
             self._by_number[stream.stream_id] = stream
-            self._recorder.stream_of_thread[threading.get_ident()] = stream.stream_id
+            self._recorder.stream_of_thread[threading.get_ident(), stream.device_index] = stream.stream_id
+
+    def _numbered(self, number: int) -> Stream:
+        return self._by_number.setdefault(number, Stream(number=number))
 
     def context(self) -> type:
         """The class of `with torch.cuda.stream(...)`."""
@@ -120,51 +125,58 @@ class Streams:
                 self.stream = stream
 
             def __enter__(self) -> StreamContext:
-                self.before = streams.current()
-                streams.switch(self.stream)
+                """On the stream's own card, which becomes the current one."""
+                if self.stream is not None:
+                    self.device = streams._devices.exchange(self.stream.device_index)
+                    self.before = streams.current()
+                    streams.switch(self.stream)
                 return self
 
             def __exit__(self, *exception: Any) -> None:
-                streams.switch(self.before)
+                if self.stream is not None:
+                    streams.switch(self.before)
+                    streams._devices.switch(self.device)
 
         return StreamContext
 
 
 def install(card: Card, recorder: Recorder, *, devices: int = 1, local_rank: int = 0) -> None:
-    streams = Streams(recorder)
-    memory = memory_functions(card, recorder)
+    current = Devices(local_rank)
+    streams = Streams(recorder, current)
+    memory = memory_functions(card, recorder, current)
     shared: Functions = {
         **memory,
         "is_available": constant(True),
         "device_count": constant(devices),
         "synchronize": constant(None),
-        "current_stream": lambda *a, **k: streams.current(),  # functions, no methods: Dynamo keeps a table of them
+        # functions, no methods: Dynamo keeps a table of them
+        "current_stream": lambda device=None: streams.current(device),
         "set_stream": lambda stream: streams.switch(stream),
     }
     of_cuda = (
-        shared | constants(CONSTANTS) | card_functions(card) | device_functions(local_rank) | stream_functions(streams)
+        shared | constants(CONSTANTS) | card_functions(card) | device_functions(current) | stream_functions(streams)
     )
     for module in (torch.cuda, torch.cuda.memory, torch.cuda.random, torch.cuda.streams):
         _replace(module, of_cuda, add=module is torch.cuda)
-    of_accelerator = shared | accelerator_functions(local_rank) | {"get_memory_info": memory["mem_get_info"]}
+    of_accelerator = shared | accelerator_functions(current) | {"get_memory_info": memory["mem_get_info"]}
     _replace(torch.accelerator, of_accelerator)
     if hasattr(torch.accelerator, "memory"):
         _replace(torch.accelerator.memory, of_accelerator)
     _replace(
         torch.cuda.nvtx, constants(dict.fromkeys(("mark", "range_push", "range_pop", "range_start", "range_end"), 0))
     )
+    if devices > 1:
+        move_to_current_card(current)
     torch.version.cuda = torch.version.cuda or "13.0"
-    for name, function in native_functions(devices, local_rank).items():
+    for name, function in native_functions(current, devices).items():
         setattr(torch._C, name, function)
 
 
-Functions = dict[str, Callable[..., Any]]
 CONSTANTS: Mapping[str, Any] = {
     "init": None,
     "is_initialized": True,
     "_lazy_init": None,
     "_is_in_bad_fork": False,
-    "is_current_stream_capturing": False,
     "ipc_collect": None,
     "manual_seed": None,
     "manual_seed_all": None,
@@ -194,19 +206,20 @@ def constants(values: Mapping[str, Any]) -> Functions:
     return {name: constant(value) for name, value in values.items()}
 
 
-@contextlib.contextmanager
-def nothing(*args: Any, **kwargs: Any) -> Iterator[None]:
-    yield
+def memory_functions(card: Card, recorder: Recorder, devices: Devices) -> Functions:
+    """How full a card is, as far as the trace has come."""
 
+    def now_bytes(device: Any = None) -> int:
+        return recorder.in_use_bytes[devices.number(device)]
 
-def memory_functions(card: Card, recorder: Recorder) -> Functions:
-    """How full the card is, as far as the trace has come."""
+    def most_bytes(device: Any = None) -> int:
+        return recorder.peak_bytes[devices.number(device)]
 
-    def reset_peak(*args: Any, **kwargs: Any) -> None:
-        recorder.peak_bytes = recorder.allocated_bytes
+    def reset_peak(device: Any = None) -> None:
+        recorder.peak_bytes[devices.number(device)] = now_bytes(device)
 
-    def memory_stats(*args: Any, **kwargs: Any) -> dict[str, int]:
-        now, peak = recorder.allocated_bytes, recorder.peak_bytes
+    def memory_stats(device: Any = None) -> dict[str, int]:
+        now, peak = now_bytes(device), most_bytes(device)
         kinds = ("allocated_bytes", "reserved_bytes", "active_bytes", "requested_bytes")
         stats = {f"{kind}.all.{when}": n for kind in kinds for when, n in (("current", now), ("peak", peak))}
         return stats | {"num_alloc_retries": 0, "num_ooms": 0}
@@ -214,13 +227,13 @@ def memory_functions(card: Card, recorder: Recorder) -> Functions:
     return {
         "empty_cache": lambda *a, **k: recorder.empty_cache(),
         "memory_stats": memory_stats,
-        "mem_get_info": lambda *a, **k: (card.total_bytes - recorder.allocated_bytes, card.total_bytes),
-        "memory_allocated": lambda *a, **k: recorder.allocated_bytes,
-        "memory_reserved": lambda *a, **k: recorder.allocated_bytes,
-        "memory_cached": lambda *a, **k: recorder.allocated_bytes,
-        "max_memory_allocated": lambda *a, **k: recorder.peak_bytes,
-        "max_memory_reserved": lambda *a, **k: recorder.peak_bytes,
-        "max_memory_cached": lambda *a, **k: recorder.peak_bytes,
+        "mem_get_info": lambda device=None: (card.total_bytes - now_bytes(device), card.total_bytes),
+        "memory_allocated": now_bytes,
+        "memory_reserved": now_bytes,
+        "memory_cached": now_bytes,
+        "max_memory_allocated": most_bytes,
+        "max_memory_reserved": most_bytes,
+        "max_memory_cached": most_bytes,
         "reset_peak_memory_stats": reset_peak,
         "reset_max_memory_allocated": reset_peak,
         "reset_max_memory_cached": reset_peak,
@@ -251,22 +264,6 @@ def card_functions(card: Card) -> Functions:
     )
 
 
-def device_functions(local_rank: int) -> Functions:
-    """Which card is meant; there is one, and every process believes it is its own."""
-    random_state = torch.zeros(16, dtype=torch.uint8)
-    return {
-        "_lazy_call": lambda f, **k: f(),
-        "current_device": constant(local_rank),
-        "set_device": constant(None),
-        "device": DeviceContext,
-        "device_of": nothing,
-        "_exchange_device": constant(local_rank),
-        "_maybe_exchange_device": constant(local_rank),
-        "get_rng_state": constant(random_state),
-        "get_rng_state_all": constant([random_state]),
-    }
-
-
 def stream_functions(streams: Streams) -> Functions:
     context = streams.context()
     return {
@@ -275,41 +272,8 @@ def stream_functions(streams: Streams) -> Functions:
         "ExternalStream": Stream,
         "stream": context,
         "StreamContext": context,
-        "default_stream": constant(streams.default),
+        "default_stream": lambda device=None: streams.default(device),
     }
-
-
-def accelerator_functions(local_rank: int) -> Functions:
-    """What `torch.accelerator` calls by other names than `torch.cuda`."""
-    return {
-        "current_device_index": constant(local_rank),
-        "current_device_idx": constant(local_rank),
-        "set_device_index": constant(None),
-        "set_device_idx": constant(None),
-        "device_index": nothing,
-        "current_accelerator": constant(torch.device("cuda")),
-    }
-
-
-def native_functions(devices: int, local_rank: int) -> Functions:
-    """Those of `torch._C` that Python code calls directly."""
-    return constants(
-        {
-            "_cuda_getDevice": local_rank,
-            "_cuda_setDevice": None,
-            "_cuda_exchangeDevice": local_rank,
-            "_cuda_maybeExchangeDevice": local_rank,
-            "_cuda_getDeviceCount": devices,
-            "_cuda_isInBadFork": False,
-            "_cuda_emptyCache": None,
-            "_cuda_synchronize": None,
-            "_cuda_getCurrentRawStream": 0,
-            "_cuda_init": None,
-            "_cuda_isCurrentStreamCapturing": False,
-            "_cuda_getArchFlags": "",
-            "_get_accelerator": torch.device("cuda"),
-        }
-    )
 
 
 def _replace(module: Any, names: Mapping[str, Any], add: bool = False) -> None:

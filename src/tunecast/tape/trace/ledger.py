@@ -9,11 +9,13 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import Counter
+from collections.abc import Collection
 from typing import Any
 
 import torch
 
 from tunecast.tape.build.event_log import Block
+from tunecast.tape.cards import STREAMS_PER_CARD, card_of_stream
 from tunecast.tape.op import (
     Alloc,
     Begin,
@@ -29,6 +31,9 @@ from tunecast.tape.op import (
 )
 from tunecast.tape.trace.scopes import Scopes
 
+STREAMS_PER_POOL = 1 << 10
+"""Of a card's numbers for streams, each private pool has so many."""
+
 
 class Ledger:
     def __init__(self, scopes: Scopes) -> None:
@@ -36,15 +41,22 @@ class Ledger:
         self.guesses: Counter[str] = Counter()
         self.assumptions: Counter[str] = Counter()
         self.untraced: Counter[str] = Counter()
-        self.allocated_bytes = self.peak_bytes = self.managed_bytes = 0
-        self.stream_of_thread: dict[int, int] = {}
+        self.managed_bytes = 0
+        self.in_use_bytes: Counter[int] = Counter()
+        self.peak_bytes: Counter[int] = Counter()
+        """By card."""
+        self.stream_of_thread: dict[tuple[int, int], int] = {}
+        """By thread and card; a card's default stream where there is none."""
+        self.captures_into = 0
+        """The private pool of a CUDA graph while it is captured (`graphs.py`); 0: none."""
         self._events: list[Event | int] = []  # an int is the allocation of that block
         self._blocks: dict[int, Block] = {}
         self._storages: dict[int, tuple[int, weakref.ref[Any]]] = {}
         self._renamed: dict[int, int] = {}
-        self._pending: tuple[int, int] | None = None
-        self._waiting: list[int] = []
-        self._workspaces: set[tuple[str, int, int]] = set()
+        self._pending: dict[int, tuple[int, int]] = {}
+        self._waiting: dict[int, list[int]] = {}
+        """By card: the engine has a thread for each, and they go on side by side."""
+        self._workspaces: set[tuple[str, int | str, int]] = set()
         self._announced: Begin | None = None
         self._op_of_block: dict[int, int] = {}
         """Operations outside any module (loading, optimizer), by their place in the events: whose block they work on.
@@ -93,7 +105,9 @@ class Ledger:
         self.guesses.clear()
         self.assumptions.clear()
         self.untraced.clear()
-        self.allocated_bytes = self.peak_bytes = self.managed_bytes = 0
+        self.in_use_bytes.clear()
+        self.peak_bytes.clear()
+        self.managed_bytes = 0
         self._announced = None
         self.scopes.restart()
 
@@ -109,15 +123,27 @@ class Ledger:
             self._announce()
             self._events.append(EmptyCache())
 
-    def allocate(self, nbytes: int, module: str) -> int:
+    @property
+    def allocated_bytes(self) -> int:
+        return self.in_use_bytes.total()
+
+    def stream_on(self, card: int) -> int:
+        """This thread's on that card."""
+        return self.stream_of_thread.get((threading.get_ident(), card), card * STREAMS_PER_CARD)
+
+    def pool_on(self, card: int) -> int:
+        """The stream whose blocks this thread gets there; while a graph is captured they are the graph's."""
+        return self.stream_on(card) + self.captures_into * STREAMS_PER_POOL
+
+    def allocate(self, nbytes: int, module: str, card: int = 0) -> int:
         """A new block on this thread's stream; the caller frees it."""
         self._announce()
         number = len(self._blocks)
-        stream = self.stream_of_thread.get(threading.get_ident(), 0)
+        stream = self.pool_on(card)
         in_forward = self.scopes.in_forward()
         self._blocks[number] = Block(nbytes, module, self.scopes.phase, in_forward, stream)
         self._events.append(number)
-        self._grow(nbytes)
+        self._grow(self._blocks[number])
         return number
 
     def free(self, number: int) -> None:
@@ -125,19 +151,20 @@ class Ledger:
         block = self._blocks[number]
         block.died_backward = self.scopes.phase is Phase.BACKWARD and not self.scopes.in_forward()
         self._events.append(Free(number))
-        self.allocated_bytes -= block.nbytes
+        self.in_use_bytes[card_of_stream(block.stream)] -= block.nbytes
 
-    def _grow(self, nbytes: int) -> None:
-        self.allocated_bytes += nbytes
-        self.peak_bytes = max(self.peak_bytes, self.allocated_bytes)
+    def _grow(self, block: Block) -> None:
+        card = card_of_stream(block.stream)
+        self.in_use_bytes[card] += block.nbytes
+        self.peak_bytes[card] = max(self.peak_bytes[card], self.in_use_bytes[card])
 
-    def launched(self, op: Op) -> None:
+    def launched(self, op: Op, card: int = 0) -> None:
         """A kernel that is not an operator of torch."""
         with self._lock:
-            self._settle_accumulation()
+            self._settle_accumulation({card})
             self._announce()
-            stream = self.stream_of_thread.get(threading.get_ident(), 0)
-            self._events.append(op._replace(module=self.scopes.current() or "", stream=stream))
+            module, stream = self.scopes.current() or "", self.stream_on(card)
+            self._events.append(op._replace(module=module, stream=stream))
 
     # ------------------------------------------------------------------ storages
 
@@ -177,15 +204,16 @@ class Ledger:
             if current is not None and current[1] is reference:
                 del self._storages[key]
             number = self._renamed.pop(number, number)
-            if self._pending is not None:
-                old, new = self._pending
+            card = card_of_stream(self._blocks[number].stream)
+            if card in self._pending:
+                old, new = self._pending[card]
                 if number not in (old, new):  # what was added; where the sum is a new block, that came first
-                    self._waiting.append(number)
+                    self._waiting.setdefault(card, []).append(number)
                     return
                 if number == old:  # the sum went into the old gradient: no new block was needed
                     self._renamed[new] = old
-                self._pending = None
-                self._free_waiting()
+                del self._pending[card]
+                self._free_waiting(card)
                 return
             self.free(number)
 
@@ -197,41 +225,37 @@ class Ledger:
                 return
             old = self._renamed.pop(entry[0], entry[0])
             module = self._blocks[old].module
-            role = self._blocks[old].role
-            new = self.allocate(nbytes, module) if nbytes else self._empty_block(module)
+            role, card = self._blocks[old].role, card_of_stream(self._blocks[old].stream)
+            new = self.allocate(nbytes, module, card)  # of nothing: the storage still lives, its death frees nothing
             if self._blocks[old].nbytes:  # after: contents are copied over (aten/src/ATen/native/cuda/Resize.cpp)
                 self.free(old)
             self._blocks[new].role = role
             self._watch(storage, new)
-
-    def _empty_block(self, module: str) -> int:
-        """A storage resized to nothing still lives; its death must free nothing."""
-        return self.allocate(0, module)
 
     # Gradient accumulation. The engine adds a second gradient into the first one in place when nothing else holds
     # it (torch/csrc/autograd/input_buffer.cpp, `can_accumulate_inplace`), but never for tensor subclasses such as
     # fake tensors. So an addition made by the engine waits: if the old gradient dies before the next operation,
     # the real engine would have added in place, and the new block is the old one.
 
-    def _settle_accumulation(self) -> None:
-        if self._pending is not None:
-            _, new = self._pending
-            self._pending = None
-            self._events.append(new)
-            self._grow(self._blocks[new].nbytes)
-            self._free_waiting()
+    def _settle_accumulation(self, cards: Collection[int] = ()) -> None:
+        """On these cards, or on all."""
+        for card in tuple(self._pending):
+            if not cards or card in cards:
+                _, new = self._pending.pop(card)
+                self._events.append(new)
+                self._grow(self._blocks[new])
+                self._free_waiting(card)
 
-    def _free_waiting(self) -> None:
-        for number in self._waiting:
+    def _free_waiting(self, card: int) -> None:
+        for number in self._waiting.pop(card, ()):
             self.free(number)
-        self._waiting.clear()
 
     def _defer(self, storage: Any, old: int, module: str) -> None:
         self._announce()
         number = len(self._blocks)
         stream = self._blocks[old].stream
         self._blocks[number] = Block(storage.nbytes(), module, self.scopes.phase, False, stream)
-        self._pending = (old, number)
+        self._pending[card_of_stream(stream)] = (old, number)
         self._watch(storage, number)
 
 

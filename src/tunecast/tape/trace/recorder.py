@@ -7,9 +7,10 @@ block has comes from `scopes.py`.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -48,6 +49,11 @@ class Operation(NamedTuple):
     """Whether the autograd engine made the call, with no Python between."""
 
     @property
+    def card(self) -> int:
+        """The number of the one it runs on: where its result is, else where its data are."""
+        return card_of(next((x for x in (*self.outputs, *self.inputs) if x.device.type == "cuda"), None))
+
+    @property
     def takes_many(self) -> bool:
         """Whether an argument is a list of tensors, as those of the foreach operators are."""
         return any(isinstance(a, (list, tuple)) and a and isinstance(a[0], torch.Tensor) for a in self.args)
@@ -74,11 +80,17 @@ class Recorder(Ledger, TorchDispatchMode):
         self.paused = 0
         """Above 0 nothing is recorded: torch is computing metadata, not training."""
         self.values = KnownValues(self.assumptions)
+        self._stand_in = ""
+        self._turns = threading.RLock()
+        """The engine has a thread a card, and a fake mode's state is no thread's own: one operation at a time."""
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        kwargs = kwargs or {}
+        with self._turns:
+            return self._dispatch(func, types, args, kwargs or {})
+
+    def _dispatch(self, func: Any, types: Sequence[type], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         name: str = func._schema.name
         if name == "prim::device" or self.paused:
             return func(*args, **kwargs)
@@ -102,9 +114,9 @@ class Recorder(Ledger, TorchDispatchMode):
         if not torch._C._only_lift_cpu_tensors():
             # lists of numbers become tensors on the card without a card; the fake mode says so in its own thread only
             torch._C._set_only_lift_cpu_tensors(True)
-        if self._pending is not None:
+        if self._pending:
             with self._lock:
-                self._settle_accumulation()
+                self._settle_accumulation(cards_in(args, kwargs))
         inputs = tensors_in((args, kwargs))
         known = self.values.evaluate(func, args, kwargs, inputs)
         on_card = any(x.device.type == "cuda" for x in inputs)
@@ -144,6 +156,9 @@ class Recorder(Ledger, TorchDispatchMode):
         self._events.append(self._event(operation, new, module))
         self._allocate(operation, new, module, is_outside=scope is None)
         self._keep_for_life(operation)
+        note = workspaces.convolution_note(operation.name, operation.args)
+        if note is not None:
+            (self.guesses if note[1] else self.assumptions)[note[0]] = 1
         if operation.adds_gradients():
             self._note_sum(operation, new)
         if scope is None and not operation.takes_many:
@@ -167,7 +182,7 @@ class Recorder(Ledger, TorchDispatchMode):
             str((operation.outputs or inputs)[0].dtype).removeprefix("torch."),
             tuple(tuple(x.shape) for x in inputs[:3]),
             self.scopes.source() if new and max(map(nbytes, new)) >= SOURCE_FROM_BYTES else "",
-            self.stream_of_thread.get(threading.get_ident(), 0),
+            self.stream_on(operation.card),
             by_engine=self.scopes.phase is Phase.BACKWARD and operation.by_engine,
         )
 
@@ -182,12 +197,12 @@ class Recorder(Ledger, TorchDispatchMode):
                 old = operation.args[step.into] if step.into is not None else replaced
                 self._make(tensors[step.output], step.nbytes, owners.get(step.output, module), old)
             elif isinstance(step, workspaces.Borrow):
-                borrowed.append(self.allocate(step.nbytes, module))
+                borrowed.append(self.allocate(step.nbytes, module, operation.card))
             else:
                 self.free(borrowed[step.borrowed])
         for tensor in new:
             if self._is_new(tensor.untyped_storage()):  # the real kernel leaves it empty, or on the host
-                self._watch(tensor.untyped_storage(), self.allocate(0, module))
+                self._watch(tensor.untyped_storage(), self.allocate(0, module, card_of(tensor)))
 
     def _owners(self, operation: Operation, module: str) -> dict[int, str]:
         """The modules of a foreach operator's outputs by their place: those of its inputs."""
@@ -223,16 +238,25 @@ class Recorder(Ledger, TorchDispatchMode):
         if old is not None:
             self._defer(storage, old, module)
         else:
-            self._watch(storage, self.allocate(nbytes or storage.nbytes(), module))
+            self._watch(storage, self.allocate(nbytes or storage.nbytes(), module, card_of(tensor)))
+
+    @contextlib.contextmanager
+    def as_thread(self, name: str) -> Iterator[None]:
+        """What runs inside stands for a thread of that name, with handles and workspaces of its own."""
+        before, self._stand_in = self._stand_in, name
+        try:
+            yield
+        finally:
+            self._stand_in = before
 
     def _keep_for_life(self, operation: Operation) -> None:
-        thread = threading.get_ident()
+        thread = self._stand_in or threading.get_ident()
         for kind, size in workspaces.kept_for_life(operation.name, operation.args, self.card, operation.kwargs):
-            key = (kind, thread, self.stream_of_thread.get(thread, 0))
+            key = (kind, thread, self.pool_on(operation.card))
             if key not in self._workspaces:
                 self._workspaces.add(key)
                 self._events.append(Op(kind, kernels=0))
-                self.allocate(size, kind)
+                self.allocate(size, kind, operation.card)
 
     def _replaced_in_place(self, old: torch.Tensor, storage: Any) -> int | None:
         whole = nbytes(old) == storage.nbytes() == old.untyped_storage().nbytes()
@@ -242,6 +266,7 @@ class Recorder(Ledger, TorchDispatchMode):
 BETWEEN_ENGINE_AND_US = {
     "_called_by_engine",
     "_run",
+    "_dispatch",
     "__torch_dispatch__",  # this file
     "inner",
     "_fn",
@@ -270,6 +295,17 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         return [value]
     return [leaf for leaf in tree_flatten(value)[0] if isinstance(leaf, torch.Tensor)]
+
+
+def card_of(tensor: torch.Tensor | None) -> int:
+    """The number of the card it is on; 0 of one without."""
+    return 0 if tensor is None or tensor.device.type != "cuda" else tensor.device.index or 0
+
+
+def cards_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> set[int]:
+    """Those an operation works on; none of one that has no data yet and does not say where its result will be."""
+    devices = [x.device for x in tensors_in((args, kwargs))] or [torch.device(kwargs.get("device") or "cpu")]
+    return {device.index or 0 for device in devices if device.type == "cuda"}
 
 
 def nbytes(tensor: torch.Tensor) -> int:

@@ -88,17 +88,21 @@ def trace_script(
     steps: int = 3,
     nproc_per_node: int = 1,
     nnodes: int = 1,
+    gpus: int = 1,
     models: Mapping[str, Mapping[str, Any]] | None = None,
     python: str = sys.executable,
     limits: TraceLimits | None = None,
     progress: Progress | None = None,
 ) -> tuple[Tape, Answer]:
-    """The tape of the first steps of an unmodified training script, and what could not be traced."""
+    """The tape of the first steps of an unmodified training script, and what could not be traced.
+
+    `gpus`: cards that one process sees; where it uses several, `tape.cards` takes the tape apart.
+    """
     with run_folder() as folder:
         request = ScriptRequest(
             folder,
             card,
-            devices=nproc_per_node,
+            devices=max(nproc_per_node, gpus),
             script=script,
             args=tuple(args),
             as_module=as_module,

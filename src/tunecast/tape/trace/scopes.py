@@ -118,12 +118,15 @@ class Scopes:
         thread.mark()
 
     def _enter_root(self, module: torch.nn.Module) -> None:
-        if id(module) not in {id(root) for root in self.roots}:
+        is_new = id(module) not in {id(root) for root in self.roots}
+        if is_new:
             self.roots.append(module)
             self._name_modules(module)
-        if self.phase is not Phase.FORWARD and torch.is_grad_enabled():
+        begins = self.phase is not Phase.FORWARD
+        if (begins or is_new) and torch.is_grad_enabled():
             for action in self.on_forward:
                 action(module)
+        if begins and torch.is_grad_enabled():
             self.phase = Phase.FORWARD
             if not self._step_is_marked:
                 self.step = self.steps_done
@@ -195,6 +198,10 @@ class Scopes:
 
     def name_of(self, module: torch.nn.Module) -> str:
         return self._names.get(id(module), type(module).__name__)
+
+    def set_name(self, module: torch.nn.Module, name: str) -> None:
+        """Of one that is no part of a model that was called: a replica."""
+        self._names[id(module)] = name
 
     def in_forward(self) -> bool:
         """A forward or recomputation runs, as opposed to a gradient formula."""

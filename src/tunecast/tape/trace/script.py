@@ -16,7 +16,7 @@ import sys
 import threading
 import traceback
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch._subclasses.fake_tensor import UnsupportedOperatorException
@@ -34,7 +34,7 @@ from tunecast.tape.trace.recorder import Recorder
 from tunecast.tape.trace.request import Answer, ScriptRequest
 from tunecast.tape.trace.sandbox import Sandbox
 
-_leave = os._exit
+LEAVE = os._exit
 OWN_FILES = (str(Path(__file__).parent), "<frozen runpy>")
 MOST_DETAIL = 4000
 MOST_IGNORED_STOPS = 50
@@ -81,6 +81,7 @@ class ScriptRun:
     def __init__(self, request: ScriptRequest, recorder: Recorder, sandbox: Sandbox) -> None:
         self.request, self.recorder, self.sandbox = request, recorder, sandbox
         self._stops = self._steps_told = 0
+        self._process = os.getpid()
 
     def watch(self) -> None:
         hook = modules.register_module_forward_pre_hook(lambda module, inputs: self.stop_when_done())
@@ -94,7 +95,7 @@ class ScriptRun:
         self.recorder.emulated["aten::masked_select"] = masked_select
         follow_threads()
         faulthandler.enable(all_threads=False)  # a crash in C code shows the line of Python it came from
-        self._answer_before_leaving()
+        os._exit = self.answer_before_leaving  # type: ignore[assignment]
         for told in self.sandbox.refusals.sentences():
             self.recorder.assumptions[told] = 1
 
@@ -113,30 +114,25 @@ class ScriptRun:
             self.recorder.paused += 1
         self._stops += 1
         if self._stops > MOST_IGNORED_STOPS:
-            self._write(self.answer())
-            _leave(0)
+            self._leave_at_once(self.answer())
         raise Stop
 
-    def _write(self, answer: Answer) -> None:
+    def _leave_at_once(self, answer: Answer) -> NoReturn:
         from tunecast.tape.trace.child import versions
 
         write_tape(self.recorder.tape(versions()), self.request.tape_path)
         answer.write(self.request.answer_path)
+        LEAVE(0)
 
-    def _answer_before_leaving(self) -> None:
-        """`os._exit` ends a process on the spot; what was traced until then is worth having."""
-
-        def _exit(status: int) -> None:
-            with contextlib.suppress(Exception):
-                if status == 0 or self.steps:
-                    told = None if status == 0 else f"the script ended with os._exit({status})"
-                    self._write(self.answer(finished=status == 0, error=told))
-                else:
-                    told = f"the script ended with os._exit({status}) before its first step was done"
-                    Answer(error=told, code=NotResolved.code).write(self.request.answer_path)
-            _leave(status)
-
-        os._exit = _exit  # type: ignore[assignment]
+    def answer_before_leaving(self, code: int) -> NoReturn:
+        """`os._exit` ends the process where it stands: what was traced so far is told first."""
+        if os.getpid() != self._process:
+            LEAVE(code)
+        error = f"the script ended with os._exit({code})" if code else None
+        if not code or self.steps:
+            self._leave_at_once(self.answer(finished=not code, error=error))
+        Answer(error=f"{error} before its first step was done", code=NotResolved.code).write(self.request.answer_path)
+        LEAVE(0)
 
     def answer(self, *, finished: bool = False, error: str | None = None, detail: str = "") -> Answer:
         untraced = (*self.sandbox.sentences(), *counted(self.recorder.untraced))

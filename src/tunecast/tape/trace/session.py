@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from tunecast.tape.card import Card
 from tunecast.tape.op import Role
-from tunecast.tape.trace import attention, check, cuda, native, packages, patches
+from tunecast.tape.trace import attention, check, cuda, graphs, native, packages, patches
 from tunecast.tape.trace.recorder import Recorder
 from tunecast.tape.trace.scopes import Scopes
 
@@ -25,6 +25,7 @@ def tracing(card: Card, *, devices: int = 1, local_rank: int = 0) -> Iterator[Re
     scopes = Scopes()
     recorder = Recorder(card, scopes)
     cuda.install(card, recorder, devices=devices, local_rank=local_rank)
+    graphs.install(recorder)
     attention.install(card)
     patches.install(recorder)
     packages.install(recorder)

@@ -134,7 +134,7 @@ def write_header(path: Path, tensors: Mapping[str, torch.Tensor], contents: Mapp
 
 def install(recorder: Recorder, overlay: Overlay, before_save: Callable[[], None]) -> None:
     def leave_empty(file: Any) -> None:
-        recorder.untraced["saving tensors was skipped: they have shapes here but no contents"] += 1
+        recorder.assumptions["saving tensors was skipped: they have shapes here but no contents"] += 1
         if isinstance(file, (str, os.PathLike)):
             open(file, "wb").close()
 

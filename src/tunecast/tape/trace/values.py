@@ -32,7 +32,6 @@ CONSTANTS = {"aten::ones_like": 1, "aten::zeros_like": 0}
 MADE_FROM_NOTHING = ("aten::arange",)
 CHOICES = ("aten::multinomial", "aten::argmax")
 EMPTY = ("aten::empty", "aten::empty_strided", "aten::new_empty")
-BALANCED = "tokens are taken to be spread evenly over a router's experts"
 TRACER_FILES = ("recorder.py", "values.py")
 
 
@@ -95,15 +94,18 @@ class KnownValues:
     def suppose(self, name: str, args: Any, out: Any) -> None:
         """Values nobody can know, made up so that code which reads them can go on: which experts a router picks.
 
-        Balanced, every expert the same number of tokens: what routers are trained towards. It counts as a guess only
-        where a size or a branch depends on it."""
+        Balanced, every entry picked equally often: what routers are trained towards. It counts as a guess only where a
+        size or a branch depends on it."""
         if name == "aten::topk" and isinstance(out[1], FakeTensor) and known(out[1]) is None:
             indices = out[1]
             if indices.dim() and indices.numel() <= MOST_INTEGERS:
                 with _disable_current_modes():
                     choices = torch.arange(indices.numel()) % args[0].shape[-1]
                     indices._tunecast_known = choices.view(indices.shape)  # type: ignore[attr-defined]
-                    indices._tunecast_known._tunecast_guess = BALANCED  # type: ignore[attr-defined]
+                    indices._tunecast_known._tunecast_guess = (  # type: ignore[attr-defined]
+                        f"which of {args[0].shape[-1]} entries torch.topk picks at {_reader()} is not known; "
+                        "taken as each equally often"
+                    )
 
         if name in CHOICES and self._next_token is not None and known(out) is None:
             with _disable_current_modes():

@@ -57,6 +57,34 @@ def _takes_bias_epilogue(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     return bool(one_row and bias.is_contiguous() and kwargs.get("beta", 1) == 1)
 
 
+UNKNOWN_CONVOLUTION = (
+    "what cuDNN borrows for convolutions is not published and not counted: often as much as a layer's input cut into "
+    "patches, with cudnn.benchmark up to what is free; it takes another algorithm where memory is short"
+)
+"""aten/src/ATen/native/cudnn/Conv_v8.cpp, `try_plans`: a plan whose workspace cannot be had is passed over."""
+PATCHES = (
+    "what cuDNN borrows while a convolution cuts images into patches is not counted: nothing or 15 MB forward, 15 to "
+    "149 MB for the weight's gradient, which comes last of a backward pass"
+)
+"""As an H200 did (benchmarks/patch_convolutions.py)."""
+
+
+def convolution_note(name: str, args: tuple[Any, ...]) -> tuple[str, bool] | None:
+    """What is not known of a convolution, and whether that is a guess. Of patches that do not overlap it was measured,
+    and is little but for the weight's gradient. Channels that are apart take torch's own kernels, which borrow nothing.
+    """
+    forward = name == "aten::convolution"
+    if not forward and name != "aten::convolution_backward":
+        return None
+    weight, stride, padding, groups = (args[place] for place in ((1, 3, 4, 8) if forward else (2, 4, 5, 9)))
+    if groups > 1 and groups == weight.shape[0]:
+        return None
+    kernel = list(weight.shape[2:])
+    if any(padding) or list(stride) != kernel or max(kernel, default=1) == 1:
+        return UNKNOWN_CONVOLUTION, True
+    return PATCHES, not forward and bool(args[-1][1])
+
+
 FOREACH_CHUNK = 65536
 FOREACH_BLOCKS = 320
 FOREACH_TENSORS = (110, 64, 48, 36, 30)
@@ -81,4 +109,14 @@ def kernel_count(name: str, args: tuple[Any, ...], inputs: list[torch.Tensor]) -
     return launches + (1 if tensors or blocks else 0)
 
 
-__all__ = ["IN_PLACE_IN_BACKWARD", "Borrow", "Make", "Return", "Step", "kept_for_life", "kernel_count", "steps"]
+__all__ = [
+    "IN_PLACE_IN_BACKWARD",
+    "Borrow",
+    "Make",
+    "Return",
+    "Step",
+    "convolution_note",
+    "kept_for_life",
+    "kernel_count",
+    "steps",
+]

@@ -5,6 +5,8 @@
     bitsandbytes.py      its CUDA-side Python runs, over a C library that does nothing
     collectives.py       an operation with its bytes, finished when it returns
     datasets.py          maps in this process, and reads back what it wrote
+    cudnn_rnn.py         nn.LSTM, nn.GRU and nn.RNN as cuDNN runs them
+    data_parallel.py     nn.DataParallel: replicas in one process, what moves between its cards
     ddp.py               DistributedDataParallel, whose reducer is C++ and runs as it is
     deepspeed.py         its ZeRO optimizers run as they are, on gradients taken as finite
     distributed.py       torch.distributed: rank 0 of any number of ranks, alone
@@ -85,6 +87,8 @@ def install(recorder: Any) -> None:
         apollo,
         bitsandbytes,
         collectives,
+        cudnn_rnn,
+        data_parallel,
         ddp,
         deepspeed,
         distributed,
@@ -100,7 +104,7 @@ def install(recorder: Any) -> None:
     )
 
     for package in (
-        accelerate, apollo, bitsandbytes, collectives, ddp, deepspeed, distributed, dtensor, flash_attention, fsdp,
-        generation, inductor, megatron, transformers, triton, unsloth,
+        accelerate, apollo, bitsandbytes, collectives, cudnn_rnn, data_parallel, ddp, deepspeed, distributed, dtensor,
+        flash_attention, fsdp, generation, inductor, megatron, transformers, triton, unsloth,
     ):  # fmt: skip
         package.install(recorder)

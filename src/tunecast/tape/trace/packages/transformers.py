@@ -261,7 +261,7 @@ def explain_missing_tokenizers(module: ModuleType) -> None:
 
 def keep_off_the_hub(kind: Any, recorder: Recorder) -> None:
     def nothing(*args: Any, **kwargs: Any) -> None:
-        recorder.untraced["uploading to the Hub was skipped: tracing uses no network"] += 1
+        recorder.assumptions["uploading to the Hub was skipped: tracing uses no network"] += 1
 
     for name in ("init_hf_repo", "push_to_hub", "_push_from_checkpoint"):
         if hasattr(kind, name):
