@@ -30,7 +30,8 @@ def main(path: str) -> int:
     answer = Answer()
     try:
         tape, answer = _traced(request)
-        write_tape(tape, request.tape_path)
+        if answer.steps or answer.error is None:
+            write_tape(tape, request.tape_path)
     except TunecastError as error:
         answer = Answer(error=error.message, code=error.code, field=error.field)
     except BaseException as error:
@@ -41,7 +42,8 @@ def main(path: str) -> int:
 
 
 def _traced(request: Request) -> tuple[Tape, Answer]:
-    if isinstance(request, ScriptRequest) and request.nproc_per_node * request.nnodes > 1:
+    several = isinstance(request, ScriptRequest) and request.nproc_per_node * request.nnodes > 1
+    if several and request.rank_variables:
         os.environ.update(rank_zero(request.nproc_per_node, request.nnodes))
     from tunecast.tape.trace.session import tracing
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -81,12 +82,18 @@ def trace_script(
     steps: int = 3,
     nproc_per_node: int = 1,
     nnodes: int = 1,
+    rank_variables: bool = True,
+    environment: Mapping[str, str] | None = None,
+    cwd: str | None = None,
     models: Mapping[str, Mapping[str, Any]] | None = None,
     python: str = sys.executable,
     limits: TraceLimits | None = None,
     progress: Progress | None = None,
 ) -> tuple[Tape, Answer]:
-    """The tape of the first steps of an unmodified training script, and what could not be traced."""
+    """The tape of the first steps of an unmodified training script, and what could not be traced.
+
+    `environment` and `cwd` are what its launcher would set. Raises `ScriptFailed` where it ends before its first step.
+    """
     with tempfile.TemporaryDirectory(prefix="tunecast-") as folder:
         request = ScriptRequest(
             Path(folder),
@@ -98,18 +105,26 @@ def trace_script(
             steps=steps,
             nproc_per_node=nproc_per_node,
             nnodes=nnodes,
+            rank_variables=rank_variables,
             models=dict(models or {}),
         )
-        tape, answer = _ask(request, python, limits or TraceLimits(), progress, quiet=False)
+        limits = limits or TraceLimits()
+        tape, answer = _ask(request, python, limits, progress, quiet=False, environment=environment or {}, cwd=cwd)
         if tape is None:
             raise _failure(answer)
         return tape, answer
 
 
 def _ask(
-    request: Request, python: str, limits: TraceLimits, progress: Progress | None, quiet: bool
+    request: Request,
+    python: str,
+    limits: TraceLimits,
+    progress: Progress | None,
+    quiet: bool,
+    environment: Mapping[str, str] | None = None,
+    cwd: str | None = None,
 ) -> tuple[Tape | None, Answer]:
-    environment = dict(os.environ) | OFFLINE
+    environment = {**os.environ, **(environment or {}), **OFFLINE}
     environment["TMPDIR"] = str(request.folder)
     command = [python, "-c", START, str(PACKAGE), str(request.write())]
     log_path = request.folder / "log.txt"
@@ -118,6 +133,7 @@ def _ask(
             child = subprocess.Popen(
                 command,
                 env=environment,
+                cwd=cwd,
                 stdin=subprocess.DEVNULL,
                 stdout=log if quiet else sys.stderr,
                 stderr=log if quiet else sys.stderr,
@@ -185,20 +201,32 @@ def _crash(python: str, code: int | None, log: Path) -> TunecastError:
     )
 
 
+class ScriptFailed(TunecastError):
+    """The script's own failure before its first step was done."""
+
+    def __init__(self, answer: Answer) -> None:
+        self.answer = answer
+        super().__init__(f"{answer.error}\n{answer.detail}")
+
+
 def _failure(answer: Answer) -> TunecastError:
+    if answer.code == "script":
+        return ScriptFailed(answer)
     kinds: dict[str | None, type[TunecastError]] = {
         "usage": UsageError,
         "not_resolved": NotResolved,
         "unsupported": Unsupported,
     }
     message = answer.error or "the traced process gave no answer"
-    missing = "No module named " in message
+    missing = re.match(r"ModuleNotFoundError: No module named '([\w.]+)'", message)
     if missing:
-        name = message.rpartition("No module named ")[2].strip("'\"")
+        name = missing[1]
         return NotResolved(
             f"this job needs the package {name}, which the tracing environment lacks. "
             f"To fix: pip install {name.partition('.')[0]}"
         )
+    if answer.place and answer.place not in message:
+        message = f"{message} ({answer.place})"
     kind = kinds.get(answer.code, TunecastError)
     return kind(
         message if kind is not TunecastError or not answer.detail else f"{message}\n{answer.detail}", field=answer.field
