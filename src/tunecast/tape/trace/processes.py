@@ -11,10 +11,17 @@ import multiprocessing.context
 import os
 import traceback
 from collections.abc import Callable
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack, _pop_mode
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _disable_current_modes,
+    _get_current_dispatch_mode_stack,
+    _pop_mode,
+)
 from torch.utils._pytree import tree_flatten
 
 from tunecast.tape.trace.places import place_of_caller
@@ -47,11 +54,27 @@ def allow_forks(refuse: Callable[[str], None]) -> None:
         while _get_current_dispatch_mode_stack():
             _pop_mode()
         AwayFromTheCard(refuse).__enter__()
+        ForkingPickler.register(torch.Tensor, reduce_by_value)
 
+    import torch.multiprocessing.reductions  # noqa: F401  registers its own, which share a storage by its descriptor
+
+    ForkingPickler.register(FakeTensor, reduce_by_value)
     os.register_at_fork(after_in_child=in_child)
     contexts: dict[str, Any] = multiprocessing.context._concrete_contexts  # type: ignore[attr-defined]
     contexts.update(dict.fromkeys(("spawn", "forkserver"), contexts["fork"]))
     multiprocessing.context._default_context._default_context = contexts["fork"]  # type: ignore[attr-defined]
+
+
+def reduce_by_value(tensor: torch.Tensor) -> Any:
+    """Between processes tensors travel by their values; of one that nobody knows, ones do (patches.py)."""
+    host = tensor.detach()
+    is_bfloat = host.dtype == torch.bfloat16 and not isinstance(host, FakeTensor)
+    return tensor_of_values, ((host.float() if is_bfloat else host).numpy(), tensor.dtype)
+
+
+def tensor_of_values(values: Any, dtype: torch.dtype) -> torch.Tensor:
+    with _disable_current_modes():
+        return torch.from_numpy(values.copy()).to(dtype)
 
 
 def is_forked() -> bool:
