@@ -1,7 +1,7 @@
 """accelerate's configuration, from its YAML file or the launcher's flags, as the environment its launcher would set.
 
-Source   accelerate 1.15.0: utils/launch.py (`prepare_simple_launcher_cmd_env`, `prepare_multi_gpu_env`), whose
-         variables these are, and commands/launch.py, whose defaults these are.
+Source   accelerate 1.15.0: utils/launch.py (`prepare_simple_launcher_cmd_env`, `prepare_multi_gpu_env`,
+         `prepare_deepspeed_cmd_env`), whose variables these are, and commands/launch.py, whose defaults these are.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from tunecast.job.knob import shown
 from tunecast.job.readers import yaml
 from tunecast.job.readers.bounds import MOST_YAML_BYTES, bounded_text
 from tunecast.records import dataclass, field
+from tunecast.tape.trace.launch import rank_zero
 from tunecast.units import positive
 
 _FSDP: Mapping[str, str | None] = {
@@ -35,8 +36,23 @@ _FSDP: Mapping[str, str | None] = {
     "ignored_modules": None,
 }
 _RENAMED = {"transformer_layer_cls_to_wrap": "TRANSFORMER_CLS_TO_WRAP"}
-_KINDS = {"NO": False, "MULTI_GPU": False, "FSDP": True}
-"""accelerate's `distributed_type`s that can be traced, and whether FSDP is asked for."""
+_DEEPSPEED = {
+    "zero_stage": "DEEPSPEED_ZERO_STAGE", "gradient_accumulation_steps": "GRADIENT_ACCUMULATION_STEPS",
+    "gradient_clipping": "GRADIENT_CLIPPING", "offload_optimizer_device": "DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE",
+    "offload_param_device": "DEEPSPEED_OFFLOAD_PARAM_DEVICE", "zero3_init_flag": "DEEPSPEED_ZERO3_INIT",
+    "zero3_save_16bit_model": "DEEPSPEED_ZERO3_SAVE_16BIT_MODEL", "deepspeed_config_file": "DEEPSPEED_CONFIG_FILE",
+    "deepspeed_moe_layer_cls_names": "DEEPSPEED_MOE_LAYER_CLS_NAMES",
+}  # fmt: skip
+_AS_GIVEN = {"deepspeed_config_file", "deepspeed_moe_layer_cls_names"}
+"""Every other value is written in small letters."""
+_KINDS = ("NO", "MULTI_GPU", "FSDP", "DEEPSPEED")
+"""accelerate's `distributed_type`s that can be traced."""
+_PARALLELISM = {
+    "dp_replicate_size": "1", "dp_shard_size": "1", "tp_size": "1", "cp_size": "1", "cp_backend": "torch",
+    "sp_size": "1", "sp_backend": "deepspeed",
+}  # fmt: skip
+_PREFIXES = {"fsdp_config": "fsdp", "fp8_config": "fp8", "dynamo_config": "dynamo"}
+"""Sections of the file whose keys get it as flags."""
 
 
 @dataclass(frozen=True)
@@ -48,22 +64,30 @@ class Accelerate:
 
 def accelerate_from(options: Mapping[str, object]) -> Accelerate:
     """From what was given to `accelerate launch`, by the names of its flags; a file named there is read first."""
-    given: dict[str, object] = {}
+    content: Mapping[str, object] = {}
     if options.get("config_file"):
-        given = _flat(_content(str(options["config_file"])))
-    given |= options
-    fsdp = "use_fsdp" in options or _KINDS[_kind(given)]
-    for name in ("use_deepspeed", "use_megatron_lm", "tpu", "cpu", "use_xpu"):
+        content = _content(str(options["config_file"]))
+    given = {**_flat(content), **options}
+    for name in ("use_megatron_lm", "tpu", "cpu", "use_xpu"):
         if name in options:
-            raise UsageError(f"accelerate's --{name} is not traced; allowed: --multi_gpu, --use_fsdp", field=name)
+            allowed = "--multi_gpu, --use_fsdp, --use_deepspeed"
+            raise UsageError(f"accelerate's --{name} is not traced; allowed: {allowed}", field=name)
+    asked = [kind for flag, kind in (("use_fsdp", "FSDP"), ("use_deepspeed", "DEEPSPEED")) if flag in options]
+    kind = asked[0] if asked else _kind(given)
     machines, processes = _whole(given, "num_machines"), _whole(given, "num_processes")
     if processes % machines:
         raise UsageError(f"accelerate's num_processes {processes} is no multiple of num_machines {machines}")
     environment = {"ACCELERATE_MIXED_PRECISION": str(given.get("mixed_precision") or "no").lower()}
     if given.get("dynamo_backend"):
         environment["ACCELERATE_DYNAMO_BACKEND"] = str(given["dynamo_backend"]).upper()
-    if fsdp:
+    if kind == "FSDP":
         environment |= _fsdp_environment(given)
+    if kind == "DEEPSPEED":
+        environment |= _deepspeed_environment(given, content)
+    if "use_parallelism_config" in options or content.get("parallelism_config"):
+        environment |= _parallelism_environment(given)
+    if kind != "NO" and processes == 1:
+        environment |= rank_zero(1)
     return Accelerate(processes // machines, machines, environment)
 
 
@@ -84,7 +108,7 @@ def _flat(content: Mapping[str, object]) -> dict[str, object]:
     flat: dict[str, object] = {}
     for name, value in content.items():
         if isinstance(value, Mapping):
-            prefix = name.removesuffix("_config")
+            prefix = _PREFIXES.get(name, "")
             flat |= {key if key.startswith(prefix) else f"{prefix}_{key}": inner for key, inner in value.items()}
         else:
             flat[name] = value
@@ -118,3 +142,24 @@ def _fsdp_environment(given: Mapping[str, object]) -> dict[str, str]:
         if text is not None:
             environment[f"FSDP_{_RENAMED.get(name, name.upper())}"] = text
     return environment
+
+
+def _deepspeed_environment(given: Mapping[str, object], content: Mapping[str, object]) -> dict[str, str]:
+    section = content.get("deepspeed_config")
+    fields = list(section) if isinstance(section, Mapping) else []
+    if content.get("mixed_precision") is not None:
+        fields.append("mixed_precision")
+    environment = {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_CONFIG_DS_FIELDS": ",".join(fields).lower()}
+    for name, variable in _DEEPSPEED.items():
+        value = given.get(name)
+        if value is not None:
+            environment[f"ACCELERATE_{variable}"] = str(value) if name in _AS_GIVEN else str(value).lower()
+    return environment
+
+
+def _parallelism_environment(given: Mapping[str, object]) -> dict[str, str]:
+    """Also what it sets only of several sizes: the strategy of context parallelism, lengths of sequence parallelism."""
+    prefix = "parallelism_config_"
+    values = {name.removeprefix(prefix): str(value) for name, value in given.items() if name.startswith(prefix)}
+    environment = {f"{prefix}{name}".upper(): value for name, value in {**_PARALLELISM, **values}.items()}
+    return {"ACCELERATE_USE_PARALLELISM_CONFIG": "true", **environment}

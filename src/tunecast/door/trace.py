@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from tunecast.door.accelerate import accelerate_config
 from tunecast.door.filters import Names, names, size_of
 from tunecast.door.launchers import ScriptLaunch, launch_from, with_accelerate
-from tunecast.errors import DEBUG, NotResolved, TunecastError, UsageError
+from tunecast.door.programs import program_path
+from tunecast.errors import DEBUG, NotResolved, UsageError
 from tunecast.hardware.catalog import gpu as gpu_named
 from tunecast.hardware.catalog import meant_by
 from tunecast.hardware.cluster import Cluster, cards_of
 from tunecast.hardware.spec import Gpu
 from tunecast.job.model import bundled_models, resolve_model
+from tunecast.job.recipes.launch.launchers import VISIBLE, cards_of_environment
 from tunecast.prediction.memory.allocator import AllocatorSettings, settings_from_alloc_conf
 from tunecast.prediction.modelled import card_of, others_hold
 from tunecast.prediction.on_card import OnCard, allocator_settings, on_card
@@ -32,14 +33,17 @@ from tunecast.tape.op import COLLECTIVES, Alloc, Begin, Phase, Tape
 from tunecast.tape.trace.interpreter import has_torch, tracing_python
 from tunecast.tape.trace.limits import TraceLimits
 from tunecast.tape.trace.request import Answer
-from tunecast.tape.trace.run import trace_script
+from tunecast.tape.trace.run import ScriptFailed, trace_script
 
 DEFAULT_GPU = "h200-sxm-141gb"
 DEFAULT_STEPS = 3
 ALLOC_CONF = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """The newer name wins where both are set."""
 MOST_BLOCKS = 20
-_FRAME = re.compile(r'File "([^"\n]+)", line (\d+)')
+MOST_LAUNCHES = 3
+"""Launchers that start each other, followed one by one."""
+MOST_COMMAND = 160
+"""Characters of a command that is told beside others."""
 
 
 class CardMemory(NamedTuple):
@@ -169,14 +173,21 @@ def trace(
     if gpus is not None and (launch.nproc_per_node or 1) > 1:
         told = f"got {gpus} with {launch.nproc_per_node} processes on each machine, of which each has a card of its own"
         raise UsageError(f"--gpus: {told}; allowed: one of them", field="--gpus")
+    interpreter = _python(launch, python)
+    if not launch.as_module and not os.path.isfile(os.path.join(launch.folder or "", launch.script)):
+        launch, interpreter = _program(launch, interpreter, python)
     card = gpu_named(gpu or DEFAULT_GPU)
-    conf = _alloc_conf() if allocator is None else None
-    configured = settings_from_alloc_conf(conf) if conf else None
-    known, interpreter = _configs(names(models)), _python(launch, python)
-    with _environment(launch.environment):
+    known = _configs(names(models))
+    tape, answer = _traced(launch, card, steps, gpus or 1, known, interpreter, limits or TraceLimits(), progress)
+    for _ in range(MOST_LAUNCHES):
+        if not answer.launches:
+            break
+        launch = _followed(launch, answer, nproc_per_node, nnodes)
         tape, answer = _traced(launch, card, steps, gpus or 1, known, interpreter, limits or TraceLimits(), progress)
+    conf = _alloc_conf(launch) if allocator is None else None
+    configured = settings_from_alloc_conf(conf) if conf else None
     missing = unresolved(tape, answer)
-    whole = replace(tape, guesses=(*tape.guesses, *answer.untraced))
+    whole = replace(tape, guesses=(*tape.guesses, *answer.untraced, *(() if gpus else _cards_unseen(launch))))
     tapes = tapes_by_card(whole)
     others = _others(launch, card) or _exchange(tapes, card)
     on_cards = {
@@ -200,11 +211,9 @@ def _launch(
     command: Sequence[str], accelerate: str | None, nproc_per_node: int | None, nnodes: int | None
 ) -> ScriptLaunch:
     """Our own options win over the launcher's, and those over an accelerate file."""
-    launch = told = launch_from(command)
+    launch = told = launch_from(command, nproc_per_node=nproc_per_node)
     if accelerate is not None:
         told = with_accelerate(launch, accelerate_config(accelerate))
-    if not launch.as_module and not os.path.isfile(launch.script):
-        raise NotResolved(f"there is no script {launch.script!r}", field="script")
     return replace(
         told,
         nproc_per_node=nproc_per_node or launch.nproc_per_node or told.nproc_per_node or 1,
@@ -212,19 +221,45 @@ def _launch(
     )
 
 
-@contextlib.contextmanager
-def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """As the launcher would set it, for as long as the script is traced."""
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+def _program(launch: ScriptLaunch, interpreter: str, given: str | None) -> tuple[ScriptLaunch, str]:
+    """An installed program in the place of a script, with the interpreter it names where none was asked for."""
+    if os.sep in launch.script or os.path.splitext(launch.script)[1]:
+        raise NotResolved(f"there is no script {launch.script!r}", field="script")
+    path, own = program_path(launch.script, interpreter)
+    if given is None and os.sep in own and own != interpreter and has_torch(own):
+        interpreter = own
+    return replace(launch, script=path), interpreter
+
+
+def _followed(launch: ScriptLaunch, answer: Answer, nproc_per_node: int | None, nnodes: int | None) -> ScriptLaunch:
+    """What a script starts that is a launcher itself, with the environment the script has made for it."""
+    inner = launch_from(answer.launches, nproc_per_node=nproc_per_node)
+    return replace(
+        inner,
+        environment={**launch.environment, **answer.environment, **inner.environment},
+        folder=answer.folder,
+        nproc_per_node=nproc_per_node or inner.nproc_per_node or launch.nproc_per_node,
+        nnodes=nnodes or inner.nnodes or launch.nnodes,
+        notes=(*launch.notes, f"{os.path.basename(launch.script)} starts this itself: {_in_brief(answer.launches)}"),
+    )
+
+
+def _in_brief(command: Sequence[str]) -> str:
+    words = [os.path.basename(word) if os.path.isabs(word) else word for word in command]
+    text = " ".join(words)
+    return text if len(text) <= MOST_COMMAND else f"{text[:MOST_COMMAND].rpartition(' ')[0]} …"
+
+
+def _cards_unseen(launch: ScriptLaunch) -> tuple[str, ...]:
+    """One process that sees several cards is traced on one of them."""
+    said = cards_of_environment({name: value for name, value in launch.environment.items() if name in VISIBLE})
+    count = said["gpus"][0] if "gpus" in said else 1
+    if count < 2 or (launch.nproc_per_node or 1) > 1:
+        return ()
+    return (
+        f"{said['gpus'][1]} shows one process {count} cards, and it is traced on one of them; "
+        f"--nproc-per-node {count} traces one of {count} processes",
+    )
 
 
 def _configs(given: Sequence[str]) -> dict[str, Mapping[str, Any]]:
@@ -267,13 +302,12 @@ def _traced(
     try:
         return trace_script(
             launch.script, launch.args, card_of(gpu), as_module=launch.as_module, steps=steps,
-            nproc_per_node=launch.nproc_per_node or 1, nnodes=launch.nnodes or 1, gpus=gpus, models=models,
+            nproc_per_node=launch.nproc_per_node or 1, nnodes=launch.nnodes or 1, gpus=gpus,
+            rank_variables=launch.rank_variables, environment=launch.environment, cwd=launch.folder, models=models,
             python=python, limits=limits, progress=progress,
         )  # fmt: skip
-    except TunecastError as error:
-        if error.code != TunecastError.code or "\n" not in error.message:
-            raise
-        raise NotResolved(f"the script fails before its first step is done: {_in_short(error.message)}") from None
+    except ScriptFailed as error:
+        raise NotResolved(f"the script fails before its first step is done: {_in_short(error.answer)}") from None
 
 
 def _others(launch: ScriptLaunch, gpu: Gpu) -> Cluster | None:
@@ -334,9 +368,10 @@ def _on_card(
     )
 
 
-def _alloc_conf() -> str | None:
+def _alloc_conf(launch: ScriptLaunch) -> str | None:
     """As the run itself would read it."""
-    return next((os.environ[name] for name in ALLOC_CONF if os.environ.get(name)), None)
+    environment = {**os.environ, **launch.environment}
+    return next((environment[name] for name in ALLOC_CONF if environment.get(name)), None)
 
 
 def _assumptions(
@@ -347,6 +382,7 @@ def _assumptions(
     world = (launch.nproc_per_node or 1) * (launch.nnodes or 1)
     if world > 1:
         told.append(f"rank 0 of {world} processes, {launch.nproc_per_node} on each machine")
+    told += launch.notes
     if reserve_bytes:
         told.append(others_hold(reserve_bytes))
     if gpu is None:
@@ -393,14 +429,12 @@ def _seen_instead(phases: set[Phase]) -> str:
 
 def _stopped(answer: Answer) -> str:
     steps = "1 step" if answer.steps == 1 else f"{answer.steps} steps"
-    return f"the script failed after {steps}: {_in_short(f'{answer.error}{chr(10)}{answer.detail}')}"
+    return f"the script failed after {steps}: {_in_short(answer)}"
 
 
-def _in_short(message: str) -> str:
-    """A script's failure in one line, with the line of its own code: the last that lies in no installed package."""
+def _in_short(answer: Answer) -> str:
+    """A script's failure without its traceback, with the line of its own code that it comes from."""
     if os.environ.get(DEBUG):
-        return message
-    first, _, traceback = message.partition("\n")
-    frames = _FRAME.findall(traceback)
-    own = [frame for frame in frames if "site-packages" not in frame[0]] or frames
-    return f"{first} ({own[-1][0]}:{own[-1][1]}; {DEBUG}=1 shows more)" if own else first
+        return f"{answer.error}\n{answer.detail}"
+    more = f"; {DEBUG}=1 shows more" if answer.detail else ""
+    return f"{answer.error} ({answer.place}{more})" if answer.place else str(answer.error)

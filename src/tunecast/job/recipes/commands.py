@@ -2,8 +2,8 @@
 
 Variables are those the script itself assigns; what it takes from elsewhere (`$WORLD_SIZE`, `$1`, `$(nvidia-smi)`)
 stays as it is written. Of programs in `$(...)` those are understood that need not run: arithmetic, and the folder a
-script stands in. Bodies of `if`, `for` and `while` are taken as they stand, a loop with the first of its values.
-Heredocs are skipped.
+script stands in. Bodies of `if`, `for` and `while` are taken as they stand, a loop with the first of its values;
+`ShellCommand.around` says so. Heredocs are skipped.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ from __future__ import annotations
 import ast
 import operator
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import PurePath
 from typing import Any
 
 from tunecast.errors import UsageError
+from tunecast.job.recipes.nesting import Nesting
 from tunecast.job.recipes.words import Word, is_open
 from tunecast.records import NamedTuple
 
@@ -34,7 +35,7 @@ SHELLS = frozenset({"bash", "sh", "zsh", "/bin/bash", "/bin/sh", "/usr/bin/bash"
 ENDS = frozenset(" \t\r\n;&|<>()")
 CONTINUED = ("\\\n", "\\\r\n")
 NO_WORDS = ('$@"', '${@}"')
-"""Arguments of the script, of which there are none."""
+"""Arguments of the script, which are words of their own."""
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=")
 NAME = re.compile(r"[A-Za-z_]\w*|[0-9#?*@!-]")
 ENTERED = re.compile(r"cd\s+([^;&|]+?)(?:\s*&?>\s*/dev/null)?(?:\s+2>&1)?\s*(?:&&|;)\s*pwd(?:\s+-[PL])?")
@@ -46,14 +47,27 @@ class ShellCommand(NamedTuple):
     words: tuple[Word, ...]
     environment: Mapping[str, Word]
     """What the script exports or puts before the command."""
+    around: str = ""
+    """What decides whether it runs: `an if (line 3)`."""
 
 
-def commands_of(text: str, variables: Mapping[str, str] | None = None, first_line: int = 1) -> list[ShellCommand]:
-    """Every simple command of a script in its order. `variables`: what is set around it.
+def commands_of(
+    text: str,
+    variables: Mapping[str, Any] | None = None,
+    first_line: int = 1,
+    *,
+    arguments: Sequence[str] = (),
+    certain: bool = False,
+) -> list[ShellCommand]:
+    """Every simple command of a script in its order. `variables`: what is set around it; `arguments`: of the script.
 
+    With `certain` a variable that is assigned under a condition stays as it is written: `${LR}`.
     Raises `UsageError` where its variables grow beyond all bounds.
     """
-    return _Shell(text, dict(variables or {}), {}, MOST_NESTED, first_line).commands()
+    shell = _Shell(text, dict(variables or {}), {}, MOST_NESTED, first_line)
+    shell.certain = certain
+    shell.set_arguments(arguments)
+    return shell.commands()
 
 
 class _Shell:
@@ -69,6 +83,14 @@ class _Shell:
         self.words: list[Word] = []
         self.before: dict[str, Any] = {}
         self.heredocs: list[str] = []
+        self.nesting = Nesting()
+        self.certain = False
+
+    def set_arguments(self, arguments: Sequence[str]) -> None:
+        """`$1`, `$#`; "$@" is kept as a list."""
+        self.variables["@"] = list(arguments)
+        if arguments:
+            self.variables.update({str(n): word for n, word in enumerate(arguments, 1)}, **{"#": str(len(arguments))})
 
     def commands(self) -> list[ShellCommand]:
         while self.at < len(self.text):
@@ -82,7 +104,7 @@ class _Shell:
             self._pass_blank()
         elif char == "\n":
             self.at, self.line = self.at + 1, self.line + 1
-            self._finish()
+            self._finish("\n")
             self._skip_heredocs()
         elif char == "#":
             end = self.text.find("\n", self.at)
@@ -90,8 +112,9 @@ class _Shell:
         elif self.text.startswith(("<", ">", "&>"), self.at):
             self._redirect()
         elif char in ";&|()":
-            self.at += 1
-            self._finish()
+            operator = char * 2 if self.text.startswith(char * 2, self.at) else char
+            self.at += len(operator)
+            self._finish(operator)
         elif (assigned := self._assignment()) is not None:
             self._assign(*assigned)
         else:
@@ -111,14 +134,18 @@ class _Shell:
         if self.text[self.at : self.at + 1] in ("<", ">") and fields and fields[-1].isdecimal():
             fields = fields[:-1]  # 2>&1
         for field in fields:
+            if not self.words:
+                self.nesting.begin(field, line)
             if self.words or field not in LEADING:
                 self.words.append(Word(field, line))
 
     # commands
 
-    def _finish(self) -> None:
+    def _finish(self, operator: str = "") -> None:
         words, before = self.words, self.before
         self.words, self.before = [], {}
+        around = self.nesting.around
+        self.nesting.join(operator, words[0] if words else next(iter(before), ""))
         if not words:
             self.variables.update(before)
             return
@@ -128,18 +155,20 @@ class _Shell:
         elif words[0] == "for" and len(words) > 3 and words[2] == "in":
             self.variables[words[1]] = str(words[3])
         elif (inner := _inner_script(words)) is not None and self.nested:
-            self._run_inner(words, inner, environment)
+            self._run_inner(words, inner, environment, around)
+        elif words[0] == "shift":
+            self.set_arguments(self.variables["@"][int(words[1]) if words[1:] and words[1].isdecimal() else 1 :])
         else:
-            self.found.append(ShellCommand(tuple(words), environment))
+            self.found.append(ShellCommand(tuple(words), environment, around))
 
-    def _run_inner(self, words: list[Word], at: int, environment: dict[str, Word]) -> None:
+    def _run_inner(self, words: list[Word], at: int, environment: dict[str, Word], around: str) -> None:
         text = " ".join(words[at:]) if words[0] == "eval" else words[at]
         shell = _Shell(text, self.variables, environment, self.nested - 1, words[at].line)
-        shell.budget = self.budget
+        shell.budget, shell.certain, shell.nesting = self.budget, self.certain, Nesting(around)
         outer = () if words[0] == "eval" else tuple(words[: at - 2])
         for command in shell.commands():
             on_its_line = tuple(Word(word, words[at].line) for word in command.words)
-            self.found.append(ShellCommand(outer + on_its_line, command.environment))
+            self.found.append(ShellCommand(outer + on_its_line, command.environment, command.around))
 
     def _declare(self, words: list[Word]) -> None:
         exports = words[0] == "export" or "-x" in words
@@ -163,6 +192,8 @@ class _Shell:
         line, value = self.line, self._array() if self.text.startswith("(", self.at) else "".join(self._word(False))
         declares = bool(self.words) and self.words[0] in DECLARING
         store = self.variables if declares else self.before
+        if self.certain and self.nesting.around:
+            value = f"${{{name}}}"
         held = self.before.get(name, self.variables.get(name)) if adds else None
         if isinstance(held, list):
             value = [*held, *(value if isinstance(value, list) else [value])]
@@ -259,7 +290,7 @@ class _Shell:
             value = self._until("'")
         elif (match := NAME.match(self.text, start + 1)) is not None:
             self.at = match.end()
-            value = [] if match[0] in "@*" else self._value_of(match[0])
+            value = self.variables.get("@", []) if match[0] in "@*" else self._value_of(match[0])
         else:
             self.at += 1
             value = "$"
@@ -279,7 +310,7 @@ class _Shell:
             return None
         name, index, sign, alternative = match.groups()
         if name in ("@", "*"):
-            return []
+            return self.variables.get("@", [])
         held = self.variables.get(name)
         if index in ("[@]", "[*]"):
             value: Any = [held] if isinstance(held, str) else held

@@ -30,7 +30,8 @@ def main(path: str) -> int:
     answer = Answer()
     try:
         tape, answer = _traced(request)
-        write_tape(tape, request.tape_path)
+        if answer.steps or answer.error is None:
+            write_tape(tape, request.tape_path)
     except TunecastError as error:
         answer = Answer(error=error.message, code=error.code, field=error.field)
     except BaseException as error:
@@ -45,7 +46,7 @@ def _traced(request: Request) -> tuple[Tape, Answer]:
     if isinstance(request, ScriptRequest):
         sandbox = Sandbox(request.folder)
         sandbox.restrict()  # before torch: threads that were there already would not be bound
-        if request.nproc_per_node * request.nnodes > 1:
+        if request.rank_variables and request.nproc_per_node * request.nnodes > 1:
             os.environ.update(rank_zero(request.nproc_per_node, request.nnodes))
     from tunecast.tape.trace.session import tracing
 

@@ -31,6 +31,7 @@ def install(recorder: Recorder) -> None:
     move_data_between_devices()
     graft_parameter_subclasses()
     read_known_values(recorder)
+    format_values(recorder)
     follow_resized_storages(recorder)
     load_data_in_this_process()
     save_nothing()
@@ -173,6 +174,22 @@ def read_known_values(recorder: Recorder) -> None:
             return equal(known_a, known_b)
 
     torch.Tensor.numpy, torch.Tensor.tolist, torch.equal = numpy, tolist, same  # type: ignore[method-assign, assignment]
+
+
+def format_values(recorder: Recorder) -> None:
+    """`f"{loss:.4f}"`: torch formats a tensor of one number as that number, but only `type(tensor) is Tensor`. Nothing
+    depends on a text, so a value that is not known is an assumption here, never a guess."""
+    formatted = torch.Tensor.__format__
+
+    def __format__(self: Any, spec: str) -> str:
+        if not isinstance(self, FakeTensor) or self.dim() or isinstance(self, torch.nn.Parameter):
+            return formatted(self, spec)
+        if known(self) is None and not self.dtype.is_floating_point:
+            recorder.assumptions[f"a {self.dtype} value that is only printed is shown as 1"] += 1
+            return format(1, spec)
+        return format(self.item(), spec)
+
+    torch.Tensor.__format__ = __format__  # type: ignore[method-assign]
 
 
 def follow_resized_storages(recorder: Recorder) -> None:

@@ -6,12 +6,15 @@ Each is known by its real path, found before the script begins: what a script pu
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import shutil
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 READING_PROGRAMS = frozenset({
     "nvidia-smi", "uname", "lscpu", "lsb_release", "getconf", "id", "whoami", "which", "cat", "ls", "df", "free",
+    "file", "grep", "egrep", "head", "tail", "cut", "wc", "tr", "nproc", "echo", "true", "pwd",
 })  # fmt: skip
 ONLY_WITH: Mapping[str, frozenset[str]] = {
     "hostname": frozenset({"-s", "-f", "-i", "-I", "-d", "-A", "--short", "--fqdn", "--long", "--all-ip-addresses"}),
@@ -35,7 +38,7 @@ def named_programs() -> dict[str, str]:
     """Real path by name, of those that are there. What lies beside a relative entry of PATH is nobody's tool."""
     places = [place for place in os.get_exec_path() if os.path.isabs(place)]
     found = {"sh": os.path.realpath("/bin/sh")}
-    for name in sorted(READING_PROGRAMS | {*ONLY_WITH, "git"}):
+    for name in sorted(READING_PROGRAMS | {*ONLY_WITH, "awk", "git"}):
         path = shutil.which(name, path=os.pathsep.join(places))
         if path is not None:
             found[name] = os.path.realpath(path)
@@ -55,6 +58,26 @@ def program_path(program: str, folder: Any = None, environment: Any = None) -> s
     return None if found is None else os.path.realpath(found)
 
 
+def stages_of(command: str) -> list[list[str]]:
+    """The words of `nvidia-smi -q | grep Free`: commands joined by pipes alone; none where a shell would do more."""
+    try:
+        tokens = list(shlex.shlex(command, posix=True, punctuation_chars=True))
+    except ValueError:
+        return []
+    unquoted = re.sub(r"'[^']*'", "", command)
+    if set(unquoted) & set("$`\\\n;&<>()*?[~{}!") or any(
+        set(token) <= set(";&<>()|") and token != "|" for token in tokens
+    ):
+        return []
+    stages: list[list[str]] = [[]]
+    for token in tokens:
+        if token == "|":
+            stages.append([])
+        else:
+            stages[-1].append(token)
+    return stages if all(stages) else []
+
+
 def only_reads(words: Sequence[str]) -> bool:
     """`git status` does, `git commit` does not; nor does anything that is not known."""
     if not words:
@@ -62,6 +85,8 @@ def only_reads(words: Sequence[str]) -> bool:
     name, rest = os.path.basename(words[0]), list(words[1:])
     if name in ONLY_WITH:
         return set(rest) <= ONLY_WITH[name] and (bool(rest) or name not in ONLY_WITH_SOME)
+    if name == "awk":  # prints fields; its language can do more
+        return not re.search(r"system|getline|[|>]", " ".join(rest)) and "-f" not in rest
     if name != "git":
         return name in READING_PROGRAMS
     if any(word.startswith(GIT_OUTPUT) for word in rest):

@@ -73,6 +73,8 @@ class ScriptRequest(Request):
     """Optimizer steps to run; 0: all the script takes."""
     nproc_per_node: int = 1
     nnodes: int = 1
+    rank_variables: bool = True
+    """Several processes are told RANK and WORLD_SIZE, as torchrun does."""
     models: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """config.json by the name a script may load it under, resolved by the asking process."""
 
@@ -86,8 +88,15 @@ class Answer:
     code: str | None = None
     field: str | None = None
     detail: str = ""
+    place: str = ""
+    """The line of the script's own code that the error comes from."""
     untraced: tuple[str, ...] = ()
     """What could not be traced, a sentence each."""
+    launches: tuple[str, ...] = ()
+    """A launcher's command that the script was about to start, and that is to be traced in its place."""
+    environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    folder: str | None = None
+    """What the script has changed for that command."""
 
     def write(self, path: Path) -> None:
         """Without what the script may have said of the tokens in its environment: answers are sent around."""
@@ -102,4 +111,4 @@ class Answer:
     @staticmethod
     def read(path: Path) -> Answer:
         values = json.loads(path.read_text())
-        return Answer(**values | {"untraced": tuple(values["untraced"])})
+        return Answer(**values | {name: tuple(values[name]) for name in ("untraced", "launches")})

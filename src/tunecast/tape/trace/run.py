@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import stat
 import subprocess
@@ -89,6 +90,9 @@ def trace_script(
     nproc_per_node: int = 1,
     nnodes: int = 1,
     gpus: int = 1,
+    rank_variables: bool = True,
+    environment: Mapping[str, str] | None = None,
+    cwd: str | None = None,
     models: Mapping[str, Mapping[str, Any]] | None = None,
     python: str = sys.executable,
     limits: TraceLimits | None = None,
@@ -96,7 +100,8 @@ def trace_script(
 ) -> tuple[Tape, Answer]:
     """The tape of the first steps of an unmodified training script, and what could not be traced.
 
-    `gpus`: cards that one process sees; where it uses several, `tape.cards` takes the tape apart.
+    `gpus`: cards that one process sees; where it uses several, `tape.cards` takes the tape apart. `environment` and
+    `cwd` are what its launcher would set. Raises `ScriptFailed` where it ends before its first step.
     """
     with run_folder() as folder:
         request = ScriptRequest(
@@ -109,18 +114,26 @@ def trace_script(
             steps=steps,
             nproc_per_node=nproc_per_node,
             nnodes=nnodes,
+            rank_variables=rank_variables,
             models=dict(models or {}),
         )
-        tape, answer = _ask(request, python, limits or TraceLimits(), progress, quiet=False)
+        limits = limits or TraceLimits()
+        tape, answer = _ask(request, python, limits, progress, quiet=False, environment=environment or {}, cwd=cwd)
         if tape is None:
             raise _failure(answer)
         return tape, answer
 
 
 def _ask(
-    request: Request, python: str, limits: TraceLimits, progress: Progress | None, quiet: bool
+    request: Request,
+    python: str,
+    limits: TraceLimits,
+    progress: Progress | None,
+    quiet: bool,
+    environment: Mapping[str, str] | None = None,
+    cwd: str | None = None,
 ) -> tuple[Tape | None, Answer]:
-    environment = dict(os.environ) | OFFLINE
+    environment = {**os.environ, **(environment or {}), **OFFLINE}
     environment["TMPDIR"] = str(request.folder)
     told = [str(request.write()), str(os.getpid()), json.dumps(limits)]
     log_path = request.folder / "log.txt"
@@ -129,6 +142,7 @@ def _ask(
             guard = subprocess.Popen(
                 [python, "-c", START, str(PACKAGE), *told],
                 env=environment,
+                cwd=cwd,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log if quiet else sys.stderr,
@@ -242,20 +256,32 @@ def _end_in_words(code: int | None) -> str:
     return f"was ended by signal {-code}"
 
 
+class ScriptFailed(TunecastError):
+    """The script's own failure before its first step was done."""
+
+    def __init__(self, answer: Answer) -> None:
+        self.answer = answer
+        super().__init__(f"{answer.error}\n{answer.detail}")
+
+
 def _failure(answer: Answer) -> TunecastError:
+    if answer.code == "script":
+        return ScriptFailed(answer)
     kinds: dict[str | None, type[TunecastError]] = {
         "usage": UsageError,
         "not_resolved": NotResolved,
         "unsupported": Unsupported,
     }
     message = answer.error or "the traced process gave no answer"
-    missing = "No module named " in message
+    missing = re.match(r"ModuleNotFoundError: No module named '([\w.]+)'", message)
     if missing:
-        name = message.rpartition("No module named ")[2].strip("'\"")
+        name = missing[1]
         return NotResolved(
             f"this job needs the package {name}, which the tracing environment lacks. "
             f"To fix: pip install {name.partition('.')[0]}"
         )
+    if answer.place and answer.place not in message:
+        message = f"{message} ({answer.place})"
     kind = kinds.get(answer.code, TunecastError)
     return kind(
         message if kind is not TunecastError or not answer.detail else f"{message}\n{answer.detail}", field=answer.field

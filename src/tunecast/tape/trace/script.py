@@ -7,7 +7,7 @@ contents) goes into the answer, a sentence each.
 
 from __future__ import annotations
 
-import contextlib
+import dataclasses
 import faulthandler
 import os
 import re
@@ -28,8 +28,12 @@ from tunecast.errors import NotResolved, TunecastError, Unsupported
 from tunecast.tape.file import write_tape
 from tunecast.tape.trace import tensor_files
 from tunecast.tape.trace.ledger import counted
-from tunecast.tape.trace.packages import datasets, transformers
+from tunecast.tape.trace.notebook import run_notebook
+from tunecast.tape.trace.packages import datasets, launchers, transformers
+from tunecast.tape.trace.packages.launchers import Launching
 from tunecast.tape.trace.packages.transformers import NotOnThisMachine
+from tunecast.tape.trace.places import place_of_error
+from tunecast.tape.trace.processes import leave_if_forked
 from tunecast.tape.trace.recorder import Recorder
 from tunecast.tape.trace.request import Answer, ScriptRequest
 from tunecast.tape.trace.sandbox import Sandbox
@@ -37,6 +41,9 @@ from tunecast.tape.trace.sandbox import Sandbox
 LEAVE = os._exit
 OWN_FILES = (str(Path(__file__).parent), "<frozen runpy>")
 MOST_DETAIL = 4000
+MOST_MESSAGE = 600
+ASKING_A_NETWORK = ("connecting to", "looking up")
+WANTS_A_NETWORK = re.compile(r"offline|hugging ?face ?hub|couldn.t (reach|connect)|connection ?error|downloading", re.I)
 MOST_IGNORED_STOPS = 50
 """A loop with a bare `except:` swallows the stop; after so many the answer is written and the process left."""
 
@@ -47,22 +54,34 @@ class Stop(BaseException):
 
 def trace_script(request: ScriptRequest, recorder: Recorder, sandbox: Sandbox) -> Answer:
     run = ScriptRun(request, recorder, sandbox)
-    sandbox.enter()
+    sandbox.enter(recorder, request.devices)
     run.watch()
     try:
-        run_as_main(request)
+        run_as_main(request, recorder)
+        leave_if_forked()
     except Stop:
         return run.answer()
+    except Launching as start:
+        return Answer(launches=start.command, environment=start.environment, folder=os.getcwd())
     except SystemExit as end:
+        leave_if_forked(None if end.code in (None, 0) else end)
         if end.code in (None, 0):
             return run.answer(finished=True)
-        return run.failed(end, f"the script ended with {'code ' if isinstance(end.code, int) else ''}{end.code}")
+        if isinstance(end.code, int):
+            return run.failed(end, f"the script ended with code {end.code}")
+        return run.failed(end, str(end.code)[:MOST_DETAIL])
     except BaseException as error:
-        return run.failed(error, f"{type(error).__name__}: {error}")
+        leave_if_forked(error)
+        return run.failed(error, in_one_line(error))
     return run.answer(finished=True)
 
 
-def run_as_main(request: ScriptRequest) -> None:
+def in_one_line(error: BaseException) -> str:
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    return text if len(text) <= MOST_MESSAGE else f"{text[: MOST_MESSAGE - 1]}…"
+
+
+def run_as_main(request: ScriptRequest, recorder: Recorder) -> None:
     """`sys.argv`, `sys.path[0]` and `__name__` as the interpreter sets them for `python FILE` and `python -m NAME`."""
     sys.argv = [request.script, *request.args]
     if request.as_module:
@@ -72,6 +91,9 @@ def run_as_main(request: ScriptRequest) -> None:
     if not os.path.exists(request.script):
         raise NotResolved(f"there is no script {request.script}", field="script")
     sys.path[0] = os.path.dirname(os.path.realpath(request.script))
+    if request.script.endswith(".ipynb"):
+        run_notebook(request.script, lambda told: recorder.assumptions.update([told]))
+        return
     runpy.run_path(request.script, run_name="__main__")
 
 
@@ -89,6 +111,7 @@ class ScriptRun:
         register_optimizer_step_pre_hook(lambda optimizer, args, kwargs: self.stop_when_done())
         tensor_files.install(self.recorder, self.sandbox.overlay, before_save=self.stop_when_done)
         datasets.install(self.sandbox.overlay)
+        launchers.install(self.request.script, lambda: not self.steps)
         transformers.offer(self.request.models, self.request.folder / "models")
         self.recorder.values.chance.follow_seeds()
         skip_no_step(self.recorder)
@@ -128,26 +151,43 @@ class ScriptRun:
         """`os._exit` ends the process where it stands: what was traced so far is told first."""
         if os.getpid() != self._process:
             LEAVE(code)
-        error = f"the script ended with os._exit({code})" if code else None
-        if not code or self.steps:
-            self._leave_at_once(self.answer(finished=not code, error=error))
-        Answer(error=f"{error} before its first step was done", code=NotResolved.code).write(self.request.answer_path)
+        told = f"the script ended with os._exit({code})"
+        if not code:
+            self._leave_at_once(self.answer(finished=True))
+        if self.steps:
+            self._leave_at_once(dataclasses.replace(self.answer(), error=told, code="script"))
+        Answer(error=f"{told} before its first step was done", code=NotResolved.code).write(self.request.answer_path)
         LEAVE(0)
 
-    def answer(self, *, finished: bool = False, error: str | None = None, detail: str = "") -> Answer:
+    def answer(self, *, finished: bool = False) -> Answer:
         untraced = (*self.sandbox.sentences(), *counted(self.recorder.untraced))
-        return Answer(
-            steps=self.steps, finished=finished, error=error, code="script" if error else None, detail=detail,
-            untraced=untraced,
-        )  # fmt: skip
+        return Answer(steps=self.steps, finished=finished, untraced=untraced)
 
     def failed(self, error: BaseException, text: str) -> Answer:
-        """A tape of at least one whole step is worth having; without one the error is all there is to tell."""
-        known = explained(error)
+        """The tape of at least one whole step is worth having; without one the error is all there is to tell."""
+        known = explained(error) or offline(error, self.sandbox)
         detail = "" if known is not None or isinstance(error, SystemExit) else own_frames_removed(error)
-        if self.steps:
-            return self.answer(error=known.message if known is not None else text, detail=detail)
-        raise known or TunecastError(f"{text}\n{detail}") from None
+        return dataclasses.replace(
+            self.answer(),
+            error=text if known is None else known.message,
+            code="script" if known is None else known.code,
+            field=None if known is None else known.field,
+            detail=detail,
+            place=place_of_error(error, self.request.script),
+        )
+
+
+def offline(error: BaseException, sandbox: Sandbox) -> TunecastError | None:
+    """What fails for want of a network: by what was refused, or by its own words."""
+    text = in_one_line(error)
+    refused = next((told for told in sandbox.refused if told.startswith(ASKING_A_NETWORK)), "")
+    if not refused and not (isinstance(error, Exception) and WANTS_A_NETWORK.search(text)):
+        return None
+    return NotResolved(
+        f"{text}. Tracing uses no network{f' ({refused})' if refused else ''}. "
+        "To fix: run that line once without tunecast (or `hf download NAME`), so that what it needs lies in the cache",
+        field="script",
+    )
 
 
 def explained(error: BaseException) -> TunecastError | None:
@@ -162,7 +202,13 @@ def explained(error: BaseException) -> TunecastError | None:
             f'the operation {operation} has no shape-only ("fake") kernel, so its result cannot be known without '
             "running it. To fix: upgrade the package it comes from, or give it one with torch.library.register_fake."
         )
-    if isinstance(error, ModuleNotFoundError):
+    if isinstance(error, ModuleNotFoundError) and error.name == "mpi4py" and "deepspeed" in sys.modules:
+        return NotResolved(
+            "DeepSpeed finds no variables of a launcher and would ask MPI, which is not here. "
+            "To fix: tunecast trace -- deepspeed --num_gpus N train.py, or torchrun or accelerate launch",
+            field="script",
+        )
+    if isinstance(error, ModuleNotFoundError) and error.name:
         return NotResolved(
             f"the script imports {error.name}, which {sys.executable} does not have. "
             f"To fix: install it there, or --python /path/to/your/training/environment/bin/python."

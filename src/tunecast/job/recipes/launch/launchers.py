@@ -55,7 +55,8 @@ PYTHON = Launcher(_switches("u O OO B s S I E v i b q d m"))
 RUNNER = Launcher(
     _switches(
         "no_sync frozen active isolated locked all_extras no_project script v quiet q no_dev dev no_cache offline "
-        "no_capture_output live_stream all_groups exact native_tls"
+        "no_capture_output live_stream all_groups exact native_tls m module no_editable all_packages refresh upgrade U "
+        "reinstall no_progress no_config managed_python no_managed_python no_env_file s gui_script"
     ),
     ("run",),
 )
@@ -137,7 +138,7 @@ def split_options(words: list[Word], launcher: Launcher) -> tuple[dict[str, Word
             break
         name, equals, value = word.lstrip("-").partition("=")
         name = name.replace("-", "_")
-        if not equals and name not in launcher.switches and at < len(words):
+        if not equals and name not in launcher.switches and not name.isdecimal() and at < len(words):  # nice -10
             value = words[at]
             at += 2 if name in TWO_VALUES else 1
         options[name] = Word(value, word.line)

@@ -74,7 +74,7 @@ def _of_notebook(path: Path) -> Iterator[ast.stmt]:
     """Of its code cells, in their order; outputs are no part of it. A cell that is no Python is left out, unless none
     is."""
     text = bounded_text(path, MOST_NOTEBOOK_BYTES)
-    cells = _cells(json.parsed(text, str(path)), path)
+    cells = [cell for cell in _cells(json.parsed(text, str(path)), path) if not OTHER_LANGUAGES.match(cell)]
     failed: SyntaxError | None = None
     found, position = 0, 0
     for source in cells:
@@ -94,6 +94,11 @@ def _of_notebook(path: Path) -> Iterator[ast.stmt]:
         raise UsageError(f"{path}: {_reason(failed)}")
 
 
+def code_cells(path: Path) -> list[str]:
+    """The text of each code cell of a notebook, in their order. Raises `UsageError` where it is none."""
+    return _cells(json.parsed(bounded_text(path, MOST_NOTEBOOK_BYTES), str(path)), path)
+
+
 def _cells(notebook: Any, path: Path) -> list[str]:
     if not isinstance(notebook, Mapping) or not isinstance(notebook.get("cells"), list):
         raise UsageError(f"{path}: holds no notebook: no list of cells")
@@ -101,9 +106,7 @@ def _cells(notebook: Any, path: Path) -> list[str]:
     for cell in notebook["cells"][:MOST_CELLS]:
         if isinstance(cell, Mapping) and cell.get("cell_type") == "code":
             source = cell.get("source")
-            whole = "".join(map(str, source)) if isinstance(source, list) else source if isinstance(source, str) else ""
-            if not OTHER_LANGUAGES.match(whole):
-                sources.append(whole)
+            sources.append("".join(map(str, source)) if isinstance(source, list) else str(source or ""))
     return sources
 
 

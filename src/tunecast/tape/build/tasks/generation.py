@@ -59,7 +59,9 @@ def generate(
         position_ids = F.cumsum(attention_mask, -1) - 1
         position_ids = position_ids.masked_fill(attention_mask.eq(0), 0)
         model_kwargs = {"attention_mask": attention_mask, "position_ids": position_ids}
-        return sample(model, input_ids, {**model_kwargs}, new_tokens, forward, scores, images)  # which is one of its own
+        return sample(
+            model, input_ids, {**model_kwargs}, new_tokens, forward, scores, images
+        )  # which is one of its own
 
 
 @contextlib.contextmanager

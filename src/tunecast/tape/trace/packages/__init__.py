@@ -17,7 +17,9 @@
     fsdp.py              `fully_shard`: its blocks get names, its copies their tables
     generation.py        `generate()`: completions run to their full length
     inductor/            torch.compile: the real compiler runs, its kernels do not
+    launchers.py         launchers that a script starts itself
     megatron.py          states of Megatron Core's random numbers
+    pynvml.py            NVIDIA's management library, answered by the card that is not there
     transformers.py      `from_pretrained` without weights
     triton.py            a launch of a Triton kernel is one operation
     unsloth.py           what Unsloth asks of the machine
@@ -98,6 +100,7 @@ def install(recorder: Any) -> None:
         generation,
         inductor,
         megatron,
+        pynvml,
         transformers,
         triton,
         unsloth,
@@ -105,6 +108,6 @@ def install(recorder: Any) -> None:
 
     for package in (
         accelerate, apollo, bitsandbytes, collectives, cudnn_rnn, data_parallel, ddp, deepspeed, distributed, dtensor,
-        flash_attention, fsdp, generation, inductor, megatron, transformers, triton, unsloth,
+        flash_attention, fsdp, generation, inductor, megatron, pynvml, transformers, triton, unsloth,
     ):  # fmt: skip
         package.install(recorder)
