@@ -121,13 +121,14 @@ ENDS = {
 END_AFTER_TWO = """
 import ctypes, os, threading, torch
 
-model = torch.nn.Linear(64, 64).cuda()
 values = torch.randn(64, 64, device="cuda")
 
 def train(steps=2):
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    global model
+    model = mine = torch.nn.Linear(64, 64).cuda()
+    optimizer = torch.optim.SGD(mine.parameters(), lr=0.1)
     for step in range(steps):
-        model(values).square().mean().backward()
+        mine(values).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
 
@@ -149,15 +150,13 @@ def test_however_a_script_ends_it_is_told(tmp_path: Path, run_programs: Callable
 
 
 def test_a_script_may_train_in_threads_or_not_at_all(tmp_path: Path, run_programs: Callable[..., Any]) -> None:
-    threads = "threads = [threading.Thread(target=train, args=(9,)) for _ in range(2)]"
+    threads = "threads = [threading.Thread(target=train, args=(9,)) for _ in range(4)]"
     (tmp_path / "threads.py").write_text(
         f"{END_AFTER_TWO}{threads}\nfor t in threads: t.start()\nfor t in threads: t.join()\n"
     )
     (tmp_path / "nothing.py").write_text("print('usage: nothing.py --data FILE')\n")
-    commands = [
-        command_and_options("trace", "--json", "--", f"{name}.py", folder=tmp_path)[0]
-        for name in ("threads", "nothing")
-    ]
+    names = ("threads.py", "nothing.py")
+    commands = [command_and_options("trace", "--json", "--", name, folder=tmp_path)[0] for name in names]
     inside, nothing = run_programs(*commands, **command_and_options(folder=tmp_path)[1])
     assert (inside.returncode, inside.stderr) == (0, ""), "no traceback"
     assert json.loads(inside.stdout)["trace"]["steps"] >= 3

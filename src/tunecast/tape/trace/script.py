@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
-from torch._subclasses.fake_tensor import UnsupportedOperatorException
+from torch._subclasses.fake_tensor import FakeTensorMode, UnsupportedOperatorException
 from torch.nn.modules import module as modules
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _push_mode
@@ -237,19 +237,40 @@ def follow_threads() -> None:
     """Dispatch modes belong to a thread; a thread the script starts would compute for real, unseen."""
     active = _get_current_dispatch_mode_stack()
     show = threading.excepthook
-    start = threading.Thread._bootstrap_inner  # type: ignore[attr-defined]
+    begin, run = threading.Thread.start, threading.Thread._bootstrap_inner  # type: ignore[attr-defined]
+
+    def start(self: threading.Thread) -> None:
+        tell_kernels_of_threads_apart()
+        begin(self)
 
     def _bootstrap_inner(self: threading.Thread) -> None:
         for mode in active:
             _push_mode(mode)
-        start(self)
+        run(self)
 
     def excepthook(error: threading.ExceptHookArgs) -> None:
         if not issubclass(error.exc_type, Stop):  # how a thread that trains is stopped
             show(error)
 
+    threading.Thread.start = start  # type: ignore[method-assign]
     threading.Thread._bootstrap_inner = _bootstrap_inner  # type: ignore[attr-defined]
     threading.excepthook = excepthook
+
+
+def tell_kernels_of_threads_apart() -> None:
+    """A fake tensor says it is on `meta` while a kernel runs on it; seen from another thread that is wrong."""
+    if isinstance(vars(FakeTensorMode).get("in_kernel_invocation"), property):
+        return
+    here = threading.local()
+
+    def is_inside(mode: FakeTensorMode) -> bool:
+        return id(mode) in getattr(here, "modes", ())
+
+    def set_inside(mode: FakeTensorMode, inside: bool) -> None:
+        others = getattr(here, "modes", frozenset()) - {id(mode)}
+        here.modes = others | {id(mode)} if inside else others
+
+    FakeTensorMode.in_kernel_invocation = property(is_inside, set_inside)  # type: ignore[assignment, misc]
 
 
 def skip_no_step(recorder: Recorder) -> None:
