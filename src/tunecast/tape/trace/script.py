@@ -26,6 +26,7 @@ from tunecast.errors import NotResolved, TunecastError, Unsupported
 from tunecast.tape.file import write_tape
 from tunecast.tape.trace import tensor_files
 from tunecast.tape.trace.ledger import counted
+from tunecast.tape.trace.logits import Logits
 from tunecast.tape.trace.packages import datasets, transformers
 from tunecast.tape.trace.packages.transformers import NotOnThisMachine
 from tunecast.tape.trace.recorder import Recorder
@@ -93,6 +94,7 @@ class ScriptRun:
         transformers.offer(self.request.models, self.request.folder / "models")
         self.recorder.values.chance.follow_seeds()
         skip_no_step(self.recorder)
+        Logits(self.recorder).watch()
         self.recorder.emulated["aten::masked_select"] = masked_select
         follow_threads()
         os._exit = self.answer_before_leaving  # type: ignore[assignment]
