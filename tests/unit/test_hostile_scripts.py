@@ -443,6 +443,8 @@ def test_with_its_guard_the_script_ends(place: Place) -> None:
 
 
 MANY_BYTES = "for i in range(40): open(f'x{i}', 'wb').write(bytes(1 << 20))\ntime.sleep(600)"
+MANY_PROCESSES = "for i in range(400): c.fork() or time.sleep(600)\ntime.sleep(600)"
+"""Children that sleep: one that forks on would outrun whoever counts them, and take the machine along."""
 MANY_FILES = "for i in range(3000): open(f'x{i}', 'w')\ntime.sleep(600)"
 
 
@@ -454,7 +456,7 @@ MANY_FILES = "for i in range(3000): open(f'x{i}', 'w')\ntime.sleep(600)"
         ("x = bytearray(300 << 20); time.sleep(600)", TraceLimits(memory_bytes=200 << 20), "of host memory"),
         (MANY_BYTES, TraceLimits(disk_bytes=20 << 20), "wrote more than 20.00 MiB"),
         (MANY_FILES, TraceLimits(files=1000), "wrote more than 1,000 files"),
-        ("while True: c.fork()", TraceLimits(processes=20), "more than 20 processes"),
+        (MANY_PROCESSES, TraceLimits(processes=20), "more than 20 processes"),
     ],
     ids=["sleeps", "computes", "memory", "bytes", "files", "forks"],
 )  # fmt: skip

@@ -182,6 +182,13 @@ class Ledger:
         if module is not None:
             self._blocks[number].module = module
 
+    def role_of(self, number: int) -> Role | None:
+        """As far as it was said."""
+        return self._blocks[number].role
+
+    def set_block_role(self, number: int, role: Role) -> None:
+        self._blocks[number].role = role
+
     def module_of(self, tensor: torch.Tensor) -> str:
         number = self.block_of(tensor)
         return "" if number is None else self._blocks[number].module

@@ -80,6 +80,8 @@ class Recorder(Ledger, TorchDispatchMode):
         self.paused = 0
         """Above 0 nothing is recorded: torch is computing metadata, not training."""
         self.values = KnownValues(self.assumptions)
+        self.on_operation: list[Callable[[Operation, list[torch.Tensor]], None]] = []
+        """Called with each operation that was recorded, and the tensors it made."""
         self._stand_in = ""
         self._turns = threading.RLock()
         """The engine has a thread a card, and a fake mode's state is no thread's own: one operation at a time."""
@@ -159,6 +161,8 @@ class Recorder(Ledger, TorchDispatchMode):
         note = workspaces.convolution_note(operation.name, operation.args)
         if note is not None:
             (self.guesses if note[1] else self.assumptions)[note[0]] = 1
+        for action in self.on_operation:
+            action(operation, new)
         if operation.adds_gradients():
             self._note_sum(operation, new)
         if scope is None and not operation.takes_many:

@@ -20,7 +20,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tunecast.tape.trace import nvidia_smi
 from tunecast.tape.trace.guard import end_with
@@ -31,9 +31,6 @@ from tunecast.tape.trace.places import place_of_caller
 from tunecast.tape.trace.programs import named_programs, only_reads, program_path, stages_of
 from tunecast.tape.trace.secrets import without_secrets
 from tunecast.units import GIB
-
-if TYPE_CHECKING:
-    from tunecast.tape.trace.recorder import Recorder
 
 MODULES = "HF_MODULES_CACHE"
 MOST_SHOWN = 200
@@ -57,6 +54,8 @@ class Sandbox:
         self.refused: Counter[str] = Counter()
         self.refusals = Refusals()
         self.programs = named_programs()
+        self.cards: Callable[[], list[dict[str, Any]]] = list
+        """What `nvidia-smi` tells of them now."""
         self._process = os.getpid()
         self._of_forks = os.path.join(self.overlay.home, "refused-in-forks.txt")
 
@@ -72,12 +71,8 @@ class Sandbox:
         self.refusals = restrict(self.overlay.home, programs, SHARED_MEMORY_BYTES)
         end_with(guard)
 
-    def enter(self, recorder: Recorder, devices: int) -> None:
+    def enter(self) -> None:
         """What Python is led elsewhere with, or refused, once the tracer itself is loaded."""
-        from tunecast.tape.trace.processes import allow_forks  # which loads torch
-
-        self._recorder, self._devices = recorder, devices
-        allow_forks(self._note_of_fork)
         lay_over_the_disk(self.overlay)
         answers: dict[str, Callable[..., None]] = {
             "open": self._on_open, "os.mkdir": self._on_change, "os.remove": self._on_change,
@@ -111,7 +106,7 @@ class Sandbox:
             refused.update(Path(self._of_forks).read_text().splitlines())
         return tuple(f"{text} ({count} times)" if count > 1 else text for text, count in refused.items())
 
-    def _note_of_fork(self, told: str) -> None:
+    def note_of_fork(self, told: str) -> None:
         """A forked process tells what it was refused through a file; what it counts stays with it."""
         with open(self._of_forks, "a") as file:
             file.write(f"{told}\n")
@@ -121,7 +116,7 @@ class Sandbox:
     def _refuse(self, what: str, why: str) -> None:
         self.refused[what] += 1
         if os.getpid() != self._process:
-            self._note_of_fork(what)
+            self.note_of_fork(what)
         raise PermissionError(f"{what}: {why}")
 
     def _require_inside(self, path: Any, *, itself: bool = False) -> None:
@@ -166,10 +161,7 @@ class Sandbox:
         os.environ["PATH"] = os.pathsep.join(filter(None, (folder, os.environ.get("PATH"))))
 
     def _write_cards(self) -> None:
-        card, used = self._recorder.card, self._recorder.allocated_bytes
-        one = {"name": card.name, "total_bytes": card.total_bytes, "capability": ".".join(map(str, card.capability))}
-        cards = [{**one, "used_bytes": 0 if index else used} for index in range(self._devices)]
-        Path(self._cards).write_text(json.dumps(cards))
+        Path(self._cards).write_text(json.dumps(self.cards()))
 
     def _on_program(self, program: Any, args: Any, folder: Any = None, environment: Any = None) -> None:
         words = [os.fsdecode(a) for a in args] if isinstance(args, (list, tuple)) else shlex.split(os.fsdecode(args))

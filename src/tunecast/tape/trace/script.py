@@ -28,12 +28,13 @@ from tunecast.errors import NotResolved, TunecastError, Unsupported
 from tunecast.tape.file import write_tape
 from tunecast.tape.trace import tensor_files
 from tunecast.tape.trace.ledger import counted
+from tunecast.tape.trace.logits import Logits
 from tunecast.tape.trace.notebook import run_notebook
 from tunecast.tape.trace.packages import datasets, launchers, transformers
 from tunecast.tape.trace.packages.launchers import Launching
 from tunecast.tape.trace.packages.transformers import NotOnThisMachine
 from tunecast.tape.trace.places import place_of_error
-from tunecast.tape.trace.processes import leave_if_forked
+from tunecast.tape.trace.processes import allow_forks, leave_if_forked
 from tunecast.tape.trace.recorder import Recorder
 from tunecast.tape.trace.request import Answer, ScriptRequest
 from tunecast.tape.trace.sandbox import Sandbox
@@ -54,7 +55,9 @@ class Stop(BaseException):
 
 def trace_script(request: ScriptRequest, recorder: Recorder, sandbox: Sandbox) -> Answer:
     run = ScriptRun(request, recorder, sandbox)
-    sandbox.enter(recorder, request.devices)
+    sandbox.cards = lambda: cards_of(recorder, request.devices)
+    sandbox.enter()
+    allow_forks(sandbox.note_of_fork)
     run.watch()
     try:
         run_as_main(request, recorder)
@@ -74,6 +77,13 @@ def trace_script(request: ScriptRequest, recorder: Recorder, sandbox: Sandbox) -
         leave_if_forked(error)
         return run.failed(error, in_one_line(error))
     return run.answer(finished=True)
+
+
+def cards_of(recorder: Recorder, devices: int) -> list[dict[str, Any]]:
+    """What `nvidia-smi` tells of the cards."""
+    card = recorder.card
+    one = {"name": card.name, "total_bytes": card.total_bytes, "capability": ".".join(map(str, card.capability))}
+    return [{**one, "used_bytes": 0 if index else recorder.allocated_bytes} for index in range(devices)]
 
 
 def in_one_line(error: BaseException) -> str:
@@ -115,6 +125,7 @@ class ScriptRun:
         transformers.offer(self.request.models, self.request.folder / "models")
         self.recorder.values.chance.follow_seeds()
         skip_no_step(self.recorder)
+        Logits(self.recorder).watch()
         self.recorder.emulated["aten::masked_select"] = masked_select
         follow_threads()
         faulthandler.enable(all_threads=False)  # a crash in C code shows the line of Python it came from
