@@ -111,7 +111,7 @@ def help_text() -> str:
         "",
         "Exit codes: 0 done and it fits, 1 internal error, 2 wrong usage, 3 it does not fit or nothing satisfies what",
         "was asked, 4 over the budget or the deadline, 5 a model, file or configuration could not be resolved, the",
-        "answer or a file could not be written, or tracing reached its time or memory limit, 130 interrupted, 141",
+        "answer or a file could not be written, a traced script failed or reached a limit, 130 interrupted, 141",
         "nobody reads the answer any more, 143 terminated. Results go to stdout, the rest to stderr.",
     ]
     return "\n".join(lines)

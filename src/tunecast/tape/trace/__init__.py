@@ -7,10 +7,8 @@ child.py            the traced process: reads a request, trains, writes the tape
 composites.py       composite operations take the branch they take on CUDA tensors
 cuda.py             `torch.cuda` and `torch.accelerator` as if the card were there
 engine.py           from a job to its tape: how many layers and steps to trace (no torch)
-folders.py          The temporary folder of a traced run: removed at its end, or at the beginning of a later run where
-                    it had no end
-guard.py            Stands between tunecast and the traced process: limits it, shows its output, and outlives neither
-                    of them
+folders.py          the temporary folder of a run: removed at its end, or by a later run
+guard.py            between tunecast and the traced process: limits it, and outlives neither of them
 interpreter.py      which Python traces: one that has torch (no torch here)
 launch.py           what a launcher tells rank 0
 ledger.py           blocks, the storages that hold them, and the events so far
@@ -19,8 +17,7 @@ native.py           lets C++ autograd accept `cuda` tensors without a GPU
 optimizers.py       the optimizers of a job, as the Trainer makes them
 overlay.py          what a script writes goes into a folder of its own, laid over the disk
 patches.py          small corrections that let training code run on fake tensors
-programs.py         The programs a traced script may start: tools that only tell something, which libraries ask about
-                    the machine
+programs.py         the programs a script may start: tools that only read, by their real path
 recipe.py           the training run of a job, as plain code
 recipes_unsloth.py  the same with `stack: unsloth`
 recorder.py         sees every operation and records the tape
@@ -29,11 +26,11 @@ run.py              asks for a tape: starts the traced process and limits it (no
 sandbox.py          a script changes nothing outside its folder, reaches no network, starts no programs
 scopes.py           where the trace stands: module, phase, step, line of code
 script.py           an unmodified training script, until it has taken its steps
-secrets.py          What is not for others, in words that are: pages and answers are sent around
+secrets.py          tokens are hidden in words that are for others
 session.py          puts the pieces together
 tensor_files.py     files of tensors, read for their shapes
 values.py           small integers and flags keep their values
 workspaces.py       what CUDA kernels borrow beside their outputs
-kernel/             What the kernel refuses a traced script, and all that it starts: from C and Rust as from Python
+kernel/             what the kernel refuses a script and all that it starts, from C as from Python
 packages/           corrections to other packages, one file each
 """

@@ -278,7 +278,7 @@ def tell_kernels_of_threads_apart() -> None:
         return id(mode) in getattr(here, "modes", ())
 
     def set_inside(mode: FakeTensorMode, inside: bool) -> None:
-        others = getattr(here, "modes", frozenset()) - {id(mode)}
+        others: frozenset[int] = getattr(here, "modes", frozenset()) - {id(mode)}
         here.modes = others | {id(mode)} if inside else others
 
     FakeTensorMode.in_kernel_invocation = property(is_inside, set_inside)  # type: ignore[assignment, misc]
