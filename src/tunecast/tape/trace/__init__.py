@@ -6,12 +6,15 @@ check.py             refuses a torch that behaves otherwise than the tracer know
 child.py             the traced process: reads a request, trains, writes the tape
 composites.py        composite operations take the branch they take on CUDA tensors
 cuda.py              `torch.cuda` and `torch.accelerator` as if the card were there
+devices.py           which card each thread works on
 engine.py            from a job to its tape: how many layers and steps to trace (no torch)
+graphs.py            CUDA graphs: what is captured lies in pools of its own
 interpreter.py       which Python traces: one that has torch (no torch here)
 landlock.py          the kernel's own refusal of writes outside a folder
 launch.py            what a launcher tells rank 0
 ledger.py            blocks, the storages that hold them, and the events so far
 limits.py            how long a traced process may run and how much it may hold
+logits.py            which blocks are logits and loss where no model says so
 native.py            lets C++ autograd accept `cuda` tensors without a GPU
 optimizers.py        the optimizers of a job, as the Trainer makes them
 overlay.py           what a script writes goes into a folder of its own, laid over the disk
