@@ -35,7 +35,7 @@ HELP_ALL = {"--help-all"}
 """Of commands with more flags than a screen has lines."""
 TRACE = {
     "--gpu", "--steps", "--nproc-per-node", "--nnodes", "--accelerate-config", "--allocator", "--capacity", "--model",
-    "--reserve",
+    "--reserve", "--gpus",
 }  # fmt: skip
 JOB = {
     "--model", "--id", "--task", "--method", "--trained", "--stack", "--rank", "--alpha", "--dropout", "--targets",

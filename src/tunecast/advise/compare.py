@@ -100,7 +100,7 @@ def _step(left: list[Difference], job: Job, other: Job, after: Job, predict: Pre
         breakdown_bytes={
             part: new.memory.breakdown_bytes.get(part, 0) - old.memory.breakdown_bytes.get(part, 0) for part in parts
         },
-        fits=new.on_card.fits,
+        fits=new.fits,
         fits_surely=new.fits_surely,
         more_time_fraction=more_time(old, new),
         more_s=more_s(old, new),

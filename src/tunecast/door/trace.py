@@ -106,6 +106,11 @@ class ScriptTrace(Prediction):
     """Whether a card was named."""
 
     @property
+    def fits(self) -> bool | None:  # type: ignore[override]
+        """None where only a part of the run was seen, which fits."""
+        return None if self.on_card.fits and self.on_card.unresolved else self.on_card.fits
+
+    @property
     def figures(self) -> Figures:
         return run_figures(self, "")
 

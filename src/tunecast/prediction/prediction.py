@@ -89,9 +89,8 @@ class Prediction(Result):
         return memory_of(self.on_card)
 
     @property
-    def fits(self) -> bool | None:
-        """None where only a part of the run is known, which fits."""
-        return None if self.on_card.fits and self.on_card.unresolved else self.on_card.fits
+    def fits(self) -> bool:
+        return self.on_card.fits
 
     @property
     def fits_surely(self) -> bool:

@@ -1,6 +1,7 @@
 """The tape: one list of everything a fine-tuning run does to one GPU. `op.py` says what it is; read that first.
 
 card.py       the card the trace pretends to run on
+cards.py      several cards in one process: the tape of each apart
 columns.py    a program's columns, of 100,000 rows and more: by C where that was compiled, else here
 compose.py    a run of micro-batches of many lengths, put together from the structure of a step
 file.py       a tape on disk: gzip-compressed JSON lines, each thing that repeats written once

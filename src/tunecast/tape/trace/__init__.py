@@ -6,17 +6,24 @@ check.py            refuses a torch that behaves otherwise than the tracer knows
 child.py            the traced process: reads a request, trains, writes the tape
 composites.py       composite operations take the branch they take on CUDA tensors
 cuda.py             `torch.cuda` and `torch.accelerator` as if the card were there
+devices.py          which card each thread works on
 engine.py           from a job to its tape: how many layers and steps to trace (no torch)
 folders.py          the temporary folder of a run: removed at its end, or by a later run
+graphs.py           CUDA graphs: what is captured lies in pools of its own
 guard.py            between tunecast and the traced process: limits it, and outlives neither of them
 interpreter.py      which Python traces: one that has torch (no torch here)
 launch.py           what a launcher tells rank 0
 ledger.py           blocks, the storages that hold them, and the events so far
 limits.py           how long a traced process may run and how much it may hold
+logits.py           which blocks are logits and loss where no model says so
 native.py           lets C++ autograd accept `cuda` tensors without a GPU
+notebook.py         the cells of a notebook, run as a script
+nvidia_smi.py       what `nvidia-smi` answers a script
 optimizers.py       the optimizers of a job, as the Trainer makes them
 overlay.py          what a script writes goes into a folder of its own, laid over the disk
 patches.py          small corrections that let training code run on fake tensors
+places.py           lines of the user's own code
+processes.py        processes that a script forks: let through while they stay away from the card
 programs.py         the programs a script may start: tools that only read, by their real path
 recipe.py           the training run of a job, as plain code
 recipes_unsloth.py  the same with `stack: unsloth`
