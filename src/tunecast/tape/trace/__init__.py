@@ -13,10 +13,14 @@ launch.py            what a launcher tells rank 0
 ledger.py            blocks, the storages that hold them, and the events so far
 limits.py            how long a traced process may run and how much it may hold
 native.py            lets C++ autograd accept `cuda` tensors without a GPU
+notebook.py          a notebook, run as a script: its code cells in their order
+nvidia_smi.py        `nvidia-smi` for a card that is not there
 optimizers.py        the optimizers of a job, as the Trainer makes them
 overlay.py           what a script writes goes into a folder of its own, laid over the disk
 packages/            corrections to other packages, one file each
 patches.py           small corrections that let training code run on fake tensors
+places.py            lines of the user's own code
+processes.py         processes that a script forks stay away from the card
 recipe.py            the training run of a job, as plain code
 recipes_unsloth.py   the same with `stack: unsloth`
 recorder.py          sees every operation and records the tape

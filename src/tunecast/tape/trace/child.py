@@ -42,8 +42,7 @@ def main(path: str) -> int:
 
 
 def _traced(request: Request) -> tuple[Tape, Answer]:
-    several = isinstance(request, ScriptRequest) and request.nproc_per_node * request.nnodes > 1
-    if several and request.rank_variables:
+    if isinstance(request, ScriptRequest) and request.rank_variables and request.nproc_per_node * request.nnodes > 1:
         os.environ.update(rank_zero(request.nproc_per_node, request.nnodes))
     from tunecast.tape.trace.session import tracing
 

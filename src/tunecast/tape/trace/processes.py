@@ -56,7 +56,7 @@ def allow_forks(refuse: Callable[[str], None]) -> None:
         AwayFromTheCard(refuse).__enter__()
         ForkingPickler.register(torch.Tensor, reduce_by_value)
 
-    import torch.multiprocessing.reductions  # noqa: F401  registers its own, which share a storage by its descriptor
+    import torch.multiprocessing.reductions  # registers its own, which share a storage by its descriptor
 
     ForkingPickler.register(FakeTensor, reduce_by_value)
     os.register_at_fork(after_in_child=in_child)

@@ -67,9 +67,7 @@ def install(recorder: Recorder) -> None:
 def launch_update(recorder: Recorder, name: str, chunk_size: int, overflow: Any, lists: Any, *values: Any) -> None:
     """Gradients are read; parameters and their states are read and written (csrc/adam/multi_tensor_adam.cu)."""
     gradients, *others = (sum(map(nbytes, tensors)) for tensors in lists)
-    recorder.launched(
-        Op(f"deepspeed::{name}", read_bytes=gradients + sum(others), written_bytes=sum(others))
-    )
+    recorder.launched(Op(f"deepspeed::{name}", read_bytes=gradients + sum(others), written_bytes=sum(others)))
 
 
 def nothing(name: str, *args: Any) -> None: ...
