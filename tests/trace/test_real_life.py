@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -134,12 +135,13 @@ def test_trl_is_followed_through_accelerate(folder: Path) -> None:
 
 
 def test_deepspeed_trains_with_its_own_optimizer(folder: Path) -> None:
-    pytest.importorskip("deepspeed")
+    if find_spec("deepspeed") is None:  # imported here, it would set variables that the script then finds
+        pytest.skip("needs deepspeed")
     (folder / "train.py").write_text(DEEPSPEED)
     found = trace(["deepspeed", "--num_gpus", "2", "train.py"], steps=0, python=sys.executable)
     assert (found.answer.error, found.answer.steps) == (None, 2)
-    # 1024 x 1024 parameters, of whose fp32 copy and two states each of two ranks keeps half
-    assert found.figures.breakdown_bytes["optimizer"] >= 3 * 1024 * 1024 * 4 // 2
+    # 1024 x 1024 parameters, of whose two states in fp32 each of two ranks keeps half
+    assert found.figures.breakdown_bytes["optimizer"] == 2 * 1024 * 1024 * 4 // 2
     with pytest.raises(NotResolved, match=r"tunecast trace -- deepspeed --num_gpus N train\.py"):
         trace(["train.py", "--local_rank=0"], python=sys.executable)
 
