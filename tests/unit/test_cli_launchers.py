@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from tunecast.door.accelerate import accelerate_config
 from tunecast.door.launchers import ScriptLaunch, launch_from
 from tunecast.errors import TunecastError, UsageError
-from tunecast.tape.trace.launch import rank_zero
+from tunecast.tape.trace.launch import deepspeed_rank_zero, mpi_rank_zero, rank_zero, slurm_rank_zero
 
 
 @pytest.mark.parametrize(
@@ -35,10 +36,53 @@ from tunecast.tape.trace.launch import rank_zero
             ScriptLaunch("train.py", (), False, None, 1, 1, rank_zero(1)),
         ),
         ("python -m torch.distributed.run --nproc-per-node 2 t.py", ScriptLaunch("t.py", (), False, "python", 2, 1)),
+        ("python -Wignore -uB train.py", ScriptLaunch("train.py", python="python")),
+        (
+            "A=1 B= python train.py C=2",
+            ScriptLaunch("train.py", ("C=2",), python="python", environment={"A": "1", "B": ""}),
+        ),
+        ("env -u X A=1 train.py", ScriptLaunch("train.py", environment={"A": "1"})),
+        ("nohup nice -n 10 train.py", ScriptLaunch("train.py")),
+        ("nice -10 time -p train.py", ScriptLaunch("train.py")),
+        ("timeout 3600 stdbuf -oL train.py", ScriptLaunch("train.py")),
+        ("uv run --with torch==2.8 train.py --with x", ScriptLaunch("train.py", ("--with", "x"))),
+        ("uv run -m pkg.train a", ScriptLaunch("pkg.train", ("a",), as_module=True)),
+        ("poetry run python -m pkg", ScriptLaunch("pkg", as_module=True, python="python")),
+        ("conda run -p /envs/ml --no-capture-output python t.py", ScriptLaunch("t.py", python="/envs/ml/bin/python")),
+        (
+            "deepspeed --num_gpus 4 --num_nodes 2 train.py --deepspeed ds.json",
+            ScriptLaunch(
+                "train.py",
+                ("--local_rank=0", "--deepspeed", "ds.json"),
+                nproc_per_node=4,
+                nnodes=2,
+                environment=deepspeed_rank_zero(4, 2),
+            ),
+        ),
+        (
+            "deepspeed --include localhost:0,3 --no_local_rank --module pkg",
+            ScriptLaunch("pkg", (), True, None, 2, 1, deepspeed_rank_zero(2)),
+        ),
+        (
+            "srun -N 2 --ntasks-per-node=4 python train.py",
+            ScriptLaunch("train.py", (), False, "python", 4, 2, slurm_rank_zero(4, 2), rank_variables=False),
+        ),
+        (
+            "srun --nodes 2 torchrun --nnodes 2 --nproc-per-node 8 train.py",
+            ScriptLaunch("train.py", (), False, None, 8, 2, slurm_rank_zero(1, 2)),
+        ),
+        (
+            "mpirun -np 8 -H a:4,b:4 --allow-run-as-root python train.py",
+            ScriptLaunch("train.py", (), False, "python", 4, 2, mpi_rank_zero(4, 2), rank_variables=False),
+        ),
+        ("composer -n 8 train.py", ScriptLaunch("train.py", (), False, None, 8, 1)),
+        ("trl sft --config x.yaml", ScriptLaunch("trl", ("sft", "--config", "x.yaml"))),
+        ("bash -lc 'A=1\u00a0train.py'", ScriptLaunch("train.py", environment={"A": "1"})),
     ],
 )
-def test_launches(command: str, launch: ScriptLaunch) -> None:
-    assert launch_from(command.split()) == launch
+def test_launches(command: str, launch: ScriptLaunch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert launch_from([word.replace("\u00a0", " ") for word in shlex.split(command)]) == launch
 
 
 @pytest.mark.parametrize(
@@ -52,8 +96,14 @@ def test_launches(command: str, launch: ScriptLaunch) -> None:
         ("torchrun --nnodes x train.py", "MIN:MAX"),
         ("torchrun --no-python ./program", "no script"),
         ("accelerate config", "accelerate launch"),
-        ("accelerate launch --use_deepspeed train.py", "--use_deepspeed is not traced"),
-        ("deepspeed train.py", "launcher deepspeed is not understood"),
+        ("accelerate launch --use_megatron_lm train.py", "--use_megatron_lm is not traced"),
+        ("deepspeed train.py", "a process for each GPU it finds, and there is no GPU here to count"),
+        ("docker run --gpus all image python train.py", "run tunecast there"),
+        ("ssh host python train.py", "on that machine"),
+        ("uv pip install torch", "only `uv run`"),
+        ("conda run -n ml python train.py", "--python PREFIX/envs/ml/bin/python"),
+        ("A=1", "nothing is left"),
+        ("bash -x", "no script"),
         ("--lr 3", "where the script should be"),
     ],
 )
@@ -125,7 +175,7 @@ def test_flags_win_over_an_accelerate_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("distributed_type: DEEPSPEED", "allowed: NO, MULTI_GPU, FSDP"),
+        ("distributed_type: MEGATRON_LM", "allowed: NO, MULTI_GPU, FSDP, DEEPSPEED"),
         ("num_processes: many", "allowed: a whole number"),
         ("num_processes: 3\nnum_machines: 2", "no multiple of"),
         ("- a list", "a mapping is needed"),
@@ -150,3 +200,45 @@ def test_no_means_one_process(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text("distributed_type: NO\nuse_cpu: false\n")
     assert accelerate_config(str(path)).nproc_per_node == 1
+
+
+def test_what_is_given_replaces_what_a_launcher_would_count() -> None:
+    for command in ("torchrun --nproc-per-node gpu t.py", "deepspeed t.py", "composer t.py", "srun t.py"):
+        assert launch_from(command.split(), nproc_per_node=8).nproc_per_node == 8
+
+
+DEEPSPEED = """
+distributed_type: DEEPSPEED
+deepspeed_config:
+  deepspeed_config_file: Zero3.json
+  zero3_init_flag: true
+  offload_optimizer_device: CPU
+mixed_precision: bf16
+num_processes: 1
+"""
+
+
+def test_an_accelerate_file_for_deepspeed(tmp_path: Path) -> None:
+    """The variables of accelerate's `prepare_deepspeed_cmd_env`; one process, too, is started by torchrun."""
+    path = tmp_path / "ds.yaml"
+    path.write_text(DEEPSPEED)
+    told = accelerate_config(str(path)).environment
+    assert told == rank_zero(1) | {
+        "ACCELERATE_USE_DEEPSPEED": "true",
+        "ACCELERATE_MIXED_PRECISION": "bf16",
+        "ACCELERATE_DEEPSPEED_CONFIG_FILE": "Zero3.json",
+        "ACCELERATE_DEEPSPEED_ZERO3_INIT": "true",
+        "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE": "cpu",
+        "ACCELERATE_CONFIG_DS_FIELDS": "deepspeed_config_file,zero3_init_flag,offload_optimizer_device,mixed_precision",
+    }
+
+
+def test_a_project_has_its_own_interpreter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    python = tmp_path / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text("")
+    (tmp_path / "src").mkdir()
+    monkeypatch.chdir(tmp_path / "src")
+    for command in ("uv run train.py", "uv run python train.py", "poetry run python3 train.py"):
+        assert launch_from(command.split()).python == str(python)
+    assert launch_from(["uv", "run", "/other/python", "train.py"]).python == "/other/python"

@@ -27,7 +27,8 @@ USAGE = "tunecast trace [options] -- train.py ARGS..."
 DESCRIPTION = """\
 The GPU memory of your own training script: its first optimizer steps are run as they are, on tensors without contents,
 and every allocation is recorded with the line that made it. Needs no GPU, no weights and no network, and writes
-nothing into your folders. torch 2.8 or newer; plain loops, Trainer, TRL, accelerate, Lightning Fabric."""
+nothing into your folders. torch 2.8 or newer; plain loops, Trainer, TRL, accelerate, DeepSpeed, Lightning Fabric.
+Launchers and shell scripts after -- are read, not run."""
 EPILOG = """\
 examples:
   tunecast trace -- train.py --epochs 3
@@ -35,9 +36,14 @@ examples:
   tunecast trace --nproc-per-node 8 -- train.py                       one of eight processes: DDP, FSDP
   tunecast trace -- torchrun --nproc-per-node 8 train.py              the same, as you start it
   tunecast trace --gpus 2 -- train.py                                 one process on two cards: device_map
+  tunecast trace -- trl sft --config sft.yaml                         an installed program
+  tunecast trace -- bash run.sh                                       a shell or Slurm script that ends in a training
+  tunecast trace -- train.ipynb                                       a notebook, its cells in order
   tunecast trace --accelerate-config fsdp.yaml -- train.py
   tunecast trace --model my-org/my-model=./config.json -- train.py    a model whose config.json is not in the cache
 """
+MOST_COMMAND, MOST_SCRIPT = 80, 50
+"""Characters of a headline for the command, and for the script's path in it."""
 ALLOCATORS = ("native", "expandable_segments")
 
 
@@ -132,10 +138,21 @@ def split_command(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 def title_of(found: ScriptTrace) -> str:
     """`train.py --epochs 3 on 8 x H100 SXM 80 GB`."""
     launch = found.launch
-    words = ("-m" if launch.as_module else "", launch.script, *without_secrets(launch.args))
-    command = " ".join(filter(None, words))[:200]
+    script = f"-m {launch.script}" if launch.as_module else launch.script
+    command = in_brief(script, without_secrets(launch.args))
     cards = max((launch.nproc_per_node or 1) * (launch.nnodes or 1), len(found.on_cards))
     return f"{command} on {cards} x {card_name(found.on_card.gpu.name)}"
+
+
+def in_brief(script: str, arguments: Sequence[str]) -> str:
+    """As many whole arguments as a headline has room for, and how many more there are; of a long path its end."""
+    folder, _, name = script.rpartition("/")
+    text = script if len(script) <= MOST_SCRIPT else f"{'…/' if folder else ''}{name}"
+    for at, word in enumerate(arguments):
+        if len(text) + len(word) > MOST_COMMAND:
+            return f"{text} … (+{len(arguments) - at} arguments)"
+        text = f"{text} {word}"
+    return text
 
 
 def each_card(found: ScriptTrace) -> list[str]:

@@ -17,8 +17,11 @@ launchers.py    What stands before the script on a command line: `python`, `torc
 offers.py       What machines with GPUs cost, and whether one is free
 plan.py         Which machines to rent for a job, with which settings, how long it takes and what it costs in all
 predict.py      What a job needs, how long it takes and, where asked for, what its machines cost
+programs.py     Programs that an environment installs: `trl sft`, `llamafactory-cli train`, `axolotl train`, any entry
+                point
 read.py         A job from what describes it: a file, a model's name, a mapping, another job; with other values where
                 asked for
+shell.py        Shell scripts that end in a training: `bash run.sh ARGS`, `sbatch run.slurm`
 suggestions.py  What goes with a prediction that people read: what to change, what was not given, what the whole run
                 costs
 trace.py        The GPU memory of a training script: its first steps, run as they are on tensors without contents

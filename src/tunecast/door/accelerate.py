@@ -51,8 +51,8 @@ _PARALLELISM = {
     "dp_replicate_size": "1", "dp_shard_size": "1", "tp_size": "1", "cp_size": "1", "cp_backend": "torch",
     "sp_size": "1", "sp_backend": "deepspeed",
 }  # fmt: skip
-_PREFIXES = {"fsdp_config": "fsdp", "fp8_config": "fp8", "dynamo_config": "dynamo"}
-"""Sections of the file whose keys get it as flags."""
+_PREFIXED = ("fsdp_config", "fp8_config", "dynamo_config")
+"""Sections of the file whose keys get its name as flags."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def _flat(content: Mapping[str, object]) -> dict[str, object]:
     flat: dict[str, object] = {}
     for name, value in content.items():
         if isinstance(value, Mapping):
-            prefix = _PREFIXES.get(name, "")
+            prefix = name.removesuffix("_config") if name in _PREFIXED else ""
             flat |= {key if key.startswith(prefix) else f"{prefix}_{key}": inner for key, inner in value.items()}
         else:
             flat[name] = value

@@ -147,10 +147,10 @@ def starts_training(words: Sequence[Word]) -> bool:
             return any(word.endswith(ENDINGS) for word in rest[1:])
         if rest[0].endswith((".py", *ENDINGS)):
             return True
-        behind = behind_wrapper(rest, LAUNCHERS.get(name))
-        if behind is None:
+        inner = behind_wrapper(rest, LAUNCHERS.get(name))
+        if inner is None:
             return False
-        rest = behind
+        rest = inner
     return False
 
 

@@ -19,6 +19,7 @@ huggingface_keys.py   Which keys transformers' TrainingArguments, TRL's SFTConfi
 huggingface_tasks.py  Keys of TRL's trainers beyond SFT: preferences, heads, rollouts, teachers
 images.py             What files say of images: how many a sample has, how large they are, which parts of a model are
                       trained on them
+nesting.py            what decides whether a command of a shell script runs: `if`, loops, pipes, `||`
 own_words.py          Changes to a job in the words of the trainer whose file it is, read back before they count
 recipe.py             What was understood: the job, where each field comes from, what was assumed, what was not read
 references.py         Values that name other values of their file, `${output_dir}/logs`, as OmegaConf has them

@@ -195,7 +195,7 @@ def offline(error: BaseException, sandbox: Sandbox) -> TunecastError | None:
     if not refused and not (isinstance(error, Exception) and WANTS_A_NETWORK.search(text)):
         return None
     return NotResolved(
-        f"{text}. Tracing uses no network{f' ({refused})' if refused else ''}. "
+        f"{text.rstrip(chr(46))}. Tracing uses no network{f' ({refused})' if refused else ''}. "
         "To fix: run that line once without tunecast (or `hf download NAME`), so that what it needs lies in the cache",
         field="script",
     )

@@ -85,7 +85,8 @@ LAUNCHERS: Mapping[str, Launcher] = {
     **dict.fromkeys(("nohup", "exec", "time", "command", "setsid", "unbuffer", "sudo", "env", "xvfb-run"), Launcher(
         _switches("E i S p l f v")
     )),
-    **dict.fromkeys(("nice", "ionice", "stdbuf", "numactl", "proxychains4"), Launcher(_switches("q localalloc l"))),
+    **dict.fromkeys(("nice", "ionice", "numactl", "proxychains4"), Launcher(_switches("q localalloc l"))),
+    "stdbuf": Launcher(_switches("oL eL iL o0 e0 i0")),
     **dict.fromkeys(("timeout", "taskset"), Launcher(_switches("foreground v c"), arguments=1)),
 }  # fmt: skip
 TWO_VALUES = frozenset({"mca"})
