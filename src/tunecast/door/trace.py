@@ -183,14 +183,14 @@ def trace(
         launch, interpreter = _program(launch, interpreter, python)
     card = gpu_named(gpu or DEFAULT_GPU)
     known = _configs(names(models))
+    conf, configured = _configured(launch, allocator)
     tape, answer = _traced(launch, card, steps, gpus or 1, known, interpreter, limits or TraceLimits(), progress)
     for _ in range(MOST_LAUNCHES):
         if not answer.launches:
             break
         launch = _followed(launch, answer, nproc_per_node, nnodes)
+        conf, configured = _configured(launch, allocator)
         tape, answer = _traced(launch, card, steps, gpus or 1, known, interpreter, limits or TraceLimits(), progress)
-    conf = _alloc_conf(launch) if allocator is None else None
-    configured = settings_from_alloc_conf(conf) if conf else None
     missing = unresolved(tape, answer)
     whole = replace(tape, guesses=(*tape.guesses, *answer.untraced, *(() if gpus else _cards_unseen(launch))))
     tapes = tapes_by_card(whole)
@@ -373,10 +373,11 @@ def _on_card(
     )
 
 
-def _alloc_conf(launch: ScriptLaunch) -> str | None:
-    """As the run itself would read it."""
+def _configured(launch: ScriptLaunch, allocator: str | None) -> tuple[str | None, AllocatorSettings | None]:
+    """The allocator's configuration as the run itself would read it, where nobody names an allocator here."""
     environment = {**os.environ, **launch.environment}
-    return next((environment[name] for name in ALLOC_CONF if environment.get(name)), None)
+    conf = next((environment[name] for name in ALLOC_CONF if environment.get(name)), None)
+    return (None, None) if allocator is not None or conf is None else (conf, settings_from_alloc_conf(conf))
 
 
 def _assumptions(
