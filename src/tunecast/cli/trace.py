@@ -37,6 +37,7 @@ examples:
   tunecast trace --accelerate-config fsdp.yaml -- train.py
   tunecast trace --model my-org/my-model=./config.json -- train.py    a model whose config.json is not in the cache
 """
+TOTAL_HINT = "the time of the whole run: --total-steps N"
 ALLOCATORS = ("native", "expandable_segments")
 
 
@@ -47,6 +48,9 @@ def parser() -> Parser:
         "--steps", metavar="N|all", type=steps, default=DEFAULT_STEPS,
         help=f"optimizer steps to take before stopping the script (default: {DEFAULT_STEPS}); all: let it end",
     )  # fmt: skip
+    made.add_argument(
+        "--total-steps", metavar="N", type=count, help="optimizer steps of the whole run, where the script says none"
+    )
     made.add_argument("--nproc-per-node", metavar="N", type=count, help="processes on each machine, one per GPU")
     made.add_argument("--nnodes", metavar="N", type=count, help="machines")
     made.add_argument("--accelerate-config", metavar="FILE", help="the YAML of `accelerate config`")
@@ -93,6 +97,7 @@ def run(argv: Sequence[str]) -> int:
             models=arguments.model,
             python=arguments.python,
             limits=limits_from(arguments),
+            total_steps=arguments.total_steps,
             progress=progress,
         )
     figures = replace(found.figures, title=title_of(found))
@@ -139,6 +144,9 @@ def sections_of(found: ScriptTrace, *, details: bool) -> Sections:
     room = held.room.in_need(found.smallest_capacity_bytes)
     return Sections(
         remarks=[*named, *links],
-        time=time_text(found.time, terminal=terminal_of(sys.stdout), fits=held.fits, details=details),
+        time=time_text(
+            found.time, found.utilization, terminal=terminal_of(sys.stdout), fits=held.fits, details=details,
+            hint=TOTAL_HINT,
+        ),
         trust=f"{trust(evidence, held.basis, room, None)}; your script's own allocations are followed one by one",
     )

@@ -22,12 +22,13 @@ from tunecast.prediction.memory.allocator import AllocatorSettings, settings_fro
 from tunecast.prediction.modelled import card_of, others_hold
 from tunecast.prediction.on_card import OnCard, allocator_settings, on_card
 from tunecast.prediction.prediction import Prediction
-from tunecast.prediction.time.script_time import script_timing
+from tunecast.prediction.time.script_time import ScriptClock, StepCount
 from tunecast.records import NamedTuple, dataclass, replace
 from tunecast.report.draw.figures import Figures, PhasePeak, grouped_blocks
 from tunecast.report.run.on_card import run_figures
 from tunecast.result import Result
 from tunecast.tape.op import Tape
+from tunecast.tape.trace.facts import SettingOverride
 from tunecast.tape.trace.interpreter import has_torch, tracing_python
 from tunecast.tape.trace.limits import TraceLimits
 from tunecast.tape.trace.request import Answer
@@ -74,14 +75,44 @@ class TraceDetails(Result):
 
 
 class ScriptTrace(Prediction):
-    """The prediction of a script, with what its trace tells beyond."""
+    """The prediction of a script, with what its trace tells beyond; `plan` and `fit` take it as they take a job."""
 
     KEYS: ClassVar[tuple[str, ...]] = (*Prediction.KEYS, "trace")
 
-    launch: ScriptLaunch
-    answer: Answer
-    gpu_given: bool
-    """Whether a card was named."""
+    def __init__(
+        self, tracer: ScriptTracer, tape: Tape, answer: Answer, traced_on: Gpu, gpu: Gpu, cluster: Cluster | None,
+        clock: ScriptClock | None = None,
+    ) -> None:  # fmt: skip
+        self.tracer, self.launch, self.answer = tracer, tracer.launch, answer
+        self.traced_on, self.gpu_given = traced_on, tracer.gpu is not None
+        self._script = tape if clock is not None else replace(tape, guesses=(*tape.guesses, *answer.untraced))
+        self._script_clock = clock or ScriptClock(self._script, tracer.step_count(answer), tracer.processes)
+        super().__init__(
+            None,
+            None,
+            tracer.on_card(self._script, gpu, cluster),
+            assumptions=tracer.assumptions(answer),
+            warnings=_warnings(answer),
+            clock=lambda _: self._script_clock.timing(gpu, cluster),
+        )
+
+    def on(self, gpu: Gpu, cluster: Cluster | None = None) -> ScriptTrace:
+        """The same trace on other cards: their memory, their speed, the kernels of the card it was traced on."""
+        return ScriptTrace(self.tracer, self._script, self.answer, self.traced_on, gpu, cluster, self._script_clock)
+
+    def is_same_on(self, gpu: Gpu) -> bool:
+        """Whether a trace on that card would be this one: kernels look at its capability and size, and this script
+        perhaps at its memory or name."""
+        one, other, asked = card_of(self.traced_on), card_of(gpu), self.answer.facts.asked
+        looks = [(one.capability, other.capability), (one.sm_count, other.sm_count)]
+        looks += [(one.total_bytes, other.total_bytes)] if "memory" in asked else []
+        looks += [(one.name, other.name)] if "name" in asked else []
+        return all(mine == theirs for mine, theirs in looks)
+
+    @property
+    def dtypes(self) -> frozenset[str]:
+        """Of its operations."""
+        return frozenset(op.dtype for op in self._script.ops())
 
     @property
     def figures(self) -> Figures:
@@ -125,6 +156,7 @@ def trace(
     models: Names = (),
     python: str | None = None,
     limits: TraceLimits | None = None,
+    total_steps: int | None = None,
     progress: Callable[[float], None] | None = None,
 ) -> ScriptTrace:
     """`command` as it is started: `["train.py", "--epochs", "3"]`, also after python, torchrun or accelerate launch.
@@ -137,6 +169,7 @@ def trace(
     capacity_bytes  give PyTorch this much, whatever the card has; or `reserve_bytes` are held by others
     models          `NAME=CONFIG`: what the script loads as NAME has this config.json, bundled model or Hub id
     python          the interpreter that has torch; `limits`: how long it may run, and how much it may hold
+    total_steps     optimizer steps of the whole run, where the script does not say them itself
     """
     capacity, reserve = size_of("capacity_bytes", capacity_bytes), size_of("reserve_bytes", reserve_bytes) or 0
     if capacity is not None and reserve:
@@ -145,22 +178,77 @@ def trace(
     launch = _launch(command, accelerate, nproc_per_node, nnodes)
     card = gpu_named(gpu or DEFAULT_GPU)
     conf = _alloc_conf() if allocator is None else None
-    configured = settings_from_alloc_conf(conf) if conf else None
-    known, interpreter = _configs(names(models)), _python(launch, python)
-    with _environment(launch.environment):
-        tape, answer = _traced(launch, card, steps, known, interpreter, limits or TraceLimits(), progress)
-    whole = replace(tape, guesses=(*tape.guesses, *answer.untraced))
-    held = _on_card(whole, card, allocator, configured, capacity, reserve, _others(launch, card))
-    found = ScriptTrace(
-        None,
-        None,
-        held,
-        assumptions=_assumptions(launch, answer, gpu, conf, reserve),
-        warnings=_warnings(answer),
-        clock=lambda _: script_timing(whole, card, held.cluster),
+    tracer = ScriptTracer(
+        launch,
+        gpu=gpu,
+        steps=steps,
+        allocator=allocator,
+        conf=conf,
+        configured=settings_from_alloc_conf(conf) if conf else None,
+        capacity_bytes=capacity,
+        reserve_bytes=reserve,
+        models=_configs(names(models)),
+        python=_python(launch, python),
+        limits=limits or TraceLimits(),
+        total_steps=total_steps,
     )
-    found.launch, found.answer, found.gpu_given = launch, answer, gpu is not None
-    return found
+    return tracer.trace(card, progress=progress)
+
+
+@dataclass(frozen=True)
+class ScriptTracer:
+    """A script and how it is traced: on one card after another, with one change after another."""
+
+    launch: ScriptLaunch
+    gpu: str | None
+    """As it was named; None: no card was."""
+    steps: int
+    allocator: str | None
+    conf: str | None
+    """The allocator's configuration in the environment, and what it says."""
+    configured: AllocatorSettings | None
+    capacity_bytes: int | None
+    reserve_bytes: int
+    models: Mapping[str, Mapping[str, Any]]
+    python: str
+    limits: TraceLimits
+    total_steps: int | None = None
+
+    @property
+    def processes(self) -> int:
+        """On each machine."""
+        return self.launch.nproc_per_node or 1
+
+    def trace(
+        self,
+        card: Gpu,
+        *,
+        more_args: Sequence[str] = (),
+        overrides: Sequence[SettingOverride] = (),
+        progress: Callable[[float], None] | None = None,
+    ) -> ScriptTrace:
+        """With further arguments on its command line, and other values of what it sets itself."""
+        launch = replace(self.launch, args=(*self.launch.args, *more_args))
+        with _environment(launch.environment):
+            tape, answer = _traced(
+                launch, card, self.steps, self.models, overrides, self.python, self.limits, progress
+            )
+        return ScriptTrace(self, tape, answer, card, card, _others(launch, card))
+
+    def on_card(self, tape: Tape, gpu: Gpu, cluster: Cluster | None) -> OnCard:
+        return _on_card(tape, gpu, self.allocator, self.configured, self.capacity_bytes, self.reserve_bytes, cluster)
+
+    def assumptions(self, answer: Answer) -> list[str]:
+        return _assumptions(self.launch, answer, self.gpu, self.conf, self.reserve_bytes)
+
+    def step_count(self, answer: Answer) -> StepCount:
+        """Counted, where the script ran to its end; else as the user, then as its trainer says."""
+        facts = answer.facts
+        if answer.finished and answer.steps and not answer.error:
+            return StepCount(answer.steps, "the trace, which ran to its end,", facts.epoch_steps)
+        if self.total_steps is not None:
+            return StepCount(self.total_steps, "--total-steps", facts.epoch_steps)
+        return StepCount(facts.total_steps, facts.total_steps_from, facts.epoch_steps)
 
 
 def _launch(
@@ -226,6 +314,7 @@ def _traced(
     gpu: Gpu,
     steps: int,
     models: Mapping[str, Any],
+    overrides: Sequence[SettingOverride],
     python: str,
     limits: TraceLimits,
     progress: Callable[[float], None] | None,
@@ -233,8 +322,8 @@ def _traced(
     try:
         return trace_script(
             launch.script, launch.args, card_of(gpu), as_module=launch.as_module, steps=steps,
-            nproc_per_node=launch.nproc_per_node or 1, nnodes=launch.nnodes or 1, models=models, python=python,
-            limits=limits, progress=progress,
+            nproc_per_node=launch.nproc_per_node or 1, nnodes=launch.nnodes or 1, models=models,
+            overrides=overrides, python=python, limits=limits, progress=progress,
         )  # fmt: skip
     except TunecastError as error:
         if error.code != TunecastError.code or "\n" not in error.message:

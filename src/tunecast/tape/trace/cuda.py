@@ -11,7 +11,7 @@ import itertools
 import threading
 import types
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -142,7 +142,7 @@ def install(card: Card, recorder: Recorder, *, devices: int = 1, local_rank: int
         "set_stream": lambda stream: streams.switch(stream),
     }
     of_cuda = (
-        shared | constants(CONSTANTS) | card_functions(card) | device_functions(local_rank) | stream_functions(streams)
+        shared | constants(CONSTANTS) | card_functions(card, recorder) | device_functions(local_rank) | stream_functions(streams)
     )
     for module in (torch.cuda, torch.cuda.memory, torch.cuda.random, torch.cuda.streams):
         _replace(module, of_cuda, add=module is torch.cuda)
@@ -211,10 +211,14 @@ def memory_functions(card: Card, recorder: Recorder) -> Functions:
         stats = {f"{kind}.all.{when}": n for kind in kinds for when, n in (("current", now), ("peak", peak))}
         return stats | {"num_alloc_retries": 0, "num_ooms": 0}
 
+    def mem_get_info(*args: Any, **kwargs: Any) -> tuple[int, int]:
+        recorder.asked.add("memory")
+        return card.total_bytes - recorder.allocated_bytes, card.total_bytes
+
     return {
         "empty_cache": lambda *a, **k: recorder.empty_cache(),
         "memory_stats": memory_stats,
-        "mem_get_info": lambda *a, **k: (card.total_bytes - recorder.allocated_bytes, card.total_bytes),
+        "mem_get_info": mem_get_info,
         "memory_allocated": lambda *a, **k: recorder.allocated_bytes,
         "memory_reserved": lambda *a, **k: recorder.allocated_bytes,
         "memory_cached": lambda *a, **k: recorder.allocated_bytes,
@@ -228,10 +232,28 @@ def memory_functions(card: Card, recorder: Recorder) -> Functions:
     }
 
 
-def card_functions(card: Card) -> Functions:
+class Properties(types.SimpleNamespace):
+    """What `get_device_properties` answers; what is read of it that no kernel depends on is noted in `asked`."""
+
+    asked: ClassVar[set[str]] = set()
+    NOTED: ClassVar[Mapping[str, str]] = {"total_memory": "memory", "name": "name"}
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in Properties.NOTED:
+            Properties.asked.add(Properties.NOTED[name])
+        return super().__getattribute__(name)
+
+
+def card_functions(card: Card, recorder: Recorder) -> Functions:
     """What the card is."""
     major, minor = card.capability
-    properties = types.SimpleNamespace(
+    Properties.asked = recorder.asked
+
+    def get_device_name(*args: Any, **kwargs: Any) -> str:
+        recorder.asked.add("name")
+        return card.name
+
+    properties = Properties(
         name=card.name,
         major=major,
         minor=minor,
@@ -239,10 +261,9 @@ def card_functions(card: Card) -> Functions:
         multi_processor_count=card.sm_count,
         **HOPPER_DETAILS,
     )
-    return constants(
+    return {"get_device_name": get_device_name} | constants(
         {
             "get_device_properties": properties,
-            "get_device_name": card.name,
             "get_device_capability": card.capability,
             "get_arch_list": [f"sm_{major}{minor}"],
             "is_bf16_supported": card.capability >= (8, 0),

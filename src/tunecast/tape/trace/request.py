@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tunecast.tape.card import Card
+from tunecast.tape.trace.facts import ScriptFacts, SettingOverride
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,8 @@ class Request:
     def read(path: Path) -> Request:
         values = json.loads(path.read_text())
         kind = {"JobRequest": JobRequest, "ScriptRequest": ScriptRequest}[values.pop("kind")]
+        if "overrides" in values:
+            values["overrides"] = tuple(SettingOverride(**each) for each in values["overrides"])
         card = values.pop("card")
         card = Card(**card | {"capability": tuple(card["capability"])})
         return kind(folder=Path(values.pop("folder")), card=card, **values)
@@ -62,6 +65,8 @@ class ScriptRequest(Request):
     nnodes: int = 1
     models: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """config.json by the name a script may load it under, resolved by the asking process."""
+    overrides: tuple[SettingOverride, ...] = ()
+    """Other values for what the script sets in calls and files."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +80,7 @@ class Answer:
     detail: str = ""
     untraced: tuple[str, ...] = ()
     """What could not be traced, a sentence each."""
+    facts: ScriptFacts = ScriptFacts()
 
     def write(self, path: Path) -> None:
         path.write_text(json.dumps(dataclasses.asdict(self)))
@@ -82,4 +88,5 @@ class Answer:
     @staticmethod
     def read(path: Path) -> Answer:
         values = json.loads(path.read_text())
-        return Answer(**values | {"untraced": tuple(values["untraced"])})
+        facts = ScriptFacts.from_json(values["facts"])
+        return Answer(**values | {"untraced": tuple(values["untraced"]), "facts": facts})

@@ -22,6 +22,7 @@ from tunecast.job.job import Job
 from tunecast.tape.card import Card
 from tunecast.tape.file import read_tape
 from tunecast.tape.op import Tape
+from tunecast.tape.trace.facts import SettingOverride
 from tunecast.tape.trace.limits import TraceLimits
 from tunecast.tape.trace.request import Answer, JobRequest, Request, ScriptRequest
 from tunecast.units import gib
@@ -82,6 +83,7 @@ def trace_script(
     nproc_per_node: int = 1,
     nnodes: int = 1,
     models: Mapping[str, Mapping[str, Any]] | None = None,
+    overrides: Sequence[SettingOverride] = (),
     python: str = sys.executable,
     limits: TraceLimits | None = None,
     progress: Progress | None = None,
@@ -99,6 +101,7 @@ def trace_script(
             nproc_per_node=nproc_per_node,
             nnodes=nnodes,
             models=dict(models or {}),
+            overrides=tuple(overrides),
         )
         tape, answer = _ask(request, python, limits or TraceLimits(), progress, quiet=False)
         if tape is None:

@@ -26,6 +26,7 @@ from tunecast.errors import NotResolved, TunecastError, Unsupported
 from tunecast.tape.file import write_tape
 from tunecast.tape.trace import tensor_files
 from tunecast.tape.trace.ledger import counted
+from tunecast.tape.trace.observer import Observer
 from tunecast.tape.trace.packages import datasets, transformers
 from tunecast.tape.trace.packages.transformers import NotOnThisMachine
 from tunecast.tape.trace.recorder import Recorder
@@ -78,6 +79,7 @@ class ScriptRun:
 
     def __init__(self, request: ScriptRequest, recorder: Recorder, sandbox: Sandbox) -> None:
         self.request, self.recorder, self.sandbox = request, recorder, sandbox
+        self.observer = Observer(recorder.scopes, recorder.asked, request.overrides)
         self._stops = 0
 
     def watch(self) -> None:
@@ -87,6 +89,7 @@ class ScriptRun:
         tensor_files.install(self.recorder, self.sandbox.overlay, before_save=self.stop_when_done)
         datasets.install(self.sandbox.overlay)
         transformers.offer(self.request.models, self.request.folder / "models")
+        self.observer.install()
         self.recorder.values.chance.follow_seeds()
         skip_no_step(self.recorder)
         self.recorder.emulated["aten::masked_select"] = masked_select
@@ -118,7 +121,7 @@ class ScriptRun:
         untraced = (*self.sandbox.sentences(), *counted(self.recorder.untraced))
         return Answer(
             steps=self.steps, finished=finished, error=error, code="script" if error else None, detail=detail,
-            untraced=untraced,
+            untraced=untraced, facts=self.observer.facts(),
         )  # fmt: skip
 
     def failed(self, error: BaseException, text: str) -> Answer:
