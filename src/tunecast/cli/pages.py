@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Mapping, Sequence
 from datetime import date
 
 from tunecast import __version__
+from tunecast.door.launchers import without_secrets
 from tunecast.job.job import Job
 from tunecast.report.draw.job_yaml import job_in_yaml
 from tunecast.report.page.document import Provenance
-
-_SECRET = re.compile(r"(?i)--?([a-z0-9_.-]*[-_.])?(token|secret|password|((api|access|secret|private|wandb)[-_]?)key)")
-"""A flag whose value is not for others: pages are sent around."""
-HIDDEN = "***"
 
 
 def provenance(
@@ -34,17 +30,3 @@ def provenance(
         job_in_yaml(job) if job else "",
         f"{'traced with' if traced else 'follows'} {packages}" if packages else "",
     )
-
-
-def without_secrets(words: Sequence[str]) -> list[str]:
-    """`--hf-token ***` and `--hf-token=***`."""
-    kept: list[str] = []
-    for word in words:
-        flag, equals, value = word.partition("=")
-        if kept and _SECRET.fullmatch(kept[-1]) and not word.startswith("-"):
-            kept.append(HIDDEN)
-        elif equals and value and _SECRET.fullmatch(flag):
-            kept.append(f"{flag}={HIDDEN}")
-        else:
-            kept.append(word)
-    return kept

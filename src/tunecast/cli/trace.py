@@ -9,7 +9,7 @@ from functools import partial
 from tunecast.cli.answers import print_answer
 from tunecast.cli.arguments import Parser, add_output_flags, add_tracing_flags, count, limits_from, number, size
 from tunecast.cli.files import require_writable, write_asked
-from tunecast.cli.pages import provenance, without_secrets
+from tunecast.cli.pages import provenance
 from tunecast.cli.terminal import Progress, terminal_of
 from tunecast.door.trace import DEFAULT_GPU, DEFAULT_STEPS, ScriptTrace, trace
 from tunecast.errors import DoesNotFit, UsageError, printable_lines
@@ -130,8 +130,7 @@ def split_command(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 def title_of(found: ScriptTrace) -> str:
     """`train.py --epochs 3 on 8 x H100 SXM 80 GB`."""
     launch = found.launch
-    words = ("-m" if launch.as_module else "", launch.script, *without_secrets(launch.args))
-    command = " ".join(filter(None, words))[:200]
+    command = launch.words[:200]
     cards = (launch.nproc_per_node or 1) * (launch.nnodes or 1)
     return f"{command} on {cards} x {card_name(found.on_card.gpu.name)}"
 
@@ -145,7 +144,11 @@ def sections_of(found: ScriptTrace, *, details: bool) -> Sections:
     return Sections(
         remarks=[*named, *links],
         time=time_text(
-            found.time, found.utilization, terminal=terminal_of(sys.stdout), fits=held.fits, details=details,
+            found.time,
+            found.utilization,
+            terminal=terminal_of(sys.stdout),
+            fits=held.fits,
+            details=details,
             hint=TOTAL_HINT,
         ),
         trust=f"{trust(evidence, held.basis, room, None)}; your script's own allocations are followed one by one",

@@ -31,6 +31,10 @@ _ACCELERATE_ALONE = {
 """Flags that take no value; every other one takes the next word (torch/distributed/run.py, accelerate's launch.py)."""
 _OTHERS = {"deepspeed", "mpirun", "srun", "sbatch", "uv", "poetry", "bash", "sh", "env", "horovodrun", "ray"}
 
+_SECRET = re.compile(r"(?i)--?([a-z0-9_.-]*[-_.])?(token|secret|password|((api|access|secret|private|wandb)[-_]?)key)")
+"""A flag whose value is not for others: pages are sent around."""
+HIDDEN = "***"
+
 
 @dataclass(frozen=True)
 class ScriptLaunch:
@@ -43,6 +47,11 @@ class ScriptLaunch:
     nproc_per_node: int | None = None
     nnodes: int | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def words(self) -> str:
+        """`train.py --epochs 3`; secrets are hidden."""
+        return " ".join(filter(None, ("-m" if self.as_module else "", self.script, *without_secrets(self.args))))
 
 
 def launch_from(command: Sequence[str]) -> ScriptLaunch:
@@ -148,3 +157,17 @@ def _nodes(text: str) -> int:
     if (number := positive(most)) is not None:
         return number
     raise UsageError(f"the launcher's --nnodes is {shown(text)}; allowed: a whole number, or MIN:MAX", field="--nnodes")
+
+
+def without_secrets(words: Sequence[str]) -> list[str]:
+    """`--hf-token ***` and `--hf-token=***`."""
+    kept: list[str] = []
+    for word in words:
+        flag, equals, value = word.partition("=")
+        if kept and _SECRET.fullmatch(kept[-1]) and not word.startswith("-"):
+            kept.append(HIDDEN)
+        elif equals and value and _SECRET.fullmatch(flag):
+            kept.append(f"{flag}={HIDDEN}")
+        else:
+            kept.append(word)
+    return kept

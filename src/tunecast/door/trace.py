@@ -85,7 +85,7 @@ class ScriptTrace(Prediction):
     ) -> None:  # fmt: skip
         self.tracer, self.launch, self.answer = tracer, tracer.launch, answer
         self.traced_on, self.gpu_given = traced_on, tracer.gpu is not None
-        self._script = tape if clock is not None else replace(tape, guesses=(*tape.guesses, *answer.untraced))
+        self._script = tape
         self._script_clock = clock or ScriptClock(self._script, tracer.step_count(answer), tracer.processes)
         super().__init__(
             None,
@@ -99,6 +99,12 @@ class ScriptTrace(Prediction):
     def on(self, gpu: Gpu, cluster: Cluster | None = None) -> ScriptTrace:
         """The same trace on other cards: their memory, their speed, the kernels of the card it was traced on."""
         return ScriptTrace(self.tracer, self._script, self.answer, self.traced_on, gpu, cluster, self._script_clock)
+
+    def of_one_epoch(self) -> ScriptTrace:
+        """The same, taken to end after one epoch of its data where nothing says when it ends."""
+        tracer = replace(self.tracer, one_epoch=True)
+        held = self.on_card
+        return ScriptTrace(tracer, self._script, self.answer, self.traced_on, held.gpu, held.cluster)
 
     def is_same_on(self, gpu: Gpu) -> bool:
         """Whether a trace on that card would be this one: kernels look at its capability and size, and this script
@@ -213,6 +219,8 @@ class ScriptTracer:
     python: str
     limits: TraceLimits
     total_steps: int | None = None
+    one_epoch: bool = False
+    """Whether it is taken to end after an epoch where nothing says when it ends."""
 
     @property
     def processes(self) -> int:
@@ -230,10 +238,9 @@ class ScriptTracer:
         """With further arguments on its command line, and other values of what it sets itself."""
         launch = replace(self.launch, args=(*self.launch.args, *more_args))
         with _environment(launch.environment):
-            tape, answer = _traced(
-                launch, card, self.steps, self.models, overrides, self.python, self.limits, progress
-            )
-        return ScriptTrace(self, tape, answer, card, card, _others(launch, card))
+            tape, answer = _traced(launch, card, self.steps, self.models, overrides, self.python, self.limits, progress)
+        whole = replace(tape, guesses=(*tape.guesses, *answer.untraced))
+        return ScriptTrace(self, whole, answer, card, card, _others(launch, card))
 
     def on_card(self, tape: Tape, gpu: Gpu, cluster: Cluster | None) -> OnCard:
         return _on_card(tape, gpu, self.allocator, self.configured, self.capacity_bytes, self.reserve_bytes, cluster)
@@ -248,6 +255,8 @@ class ScriptTracer:
             return StepCount(answer.steps, "the trace, which ran to its end,", facts.epoch_steps)
         if self.total_steps is not None:
             return StepCount(self.total_steps, "--total-steps", facts.epoch_steps)
+        if facts.total_steps is None and self.one_epoch:
+            return StepCount(facts.epoch_steps, "one epoch of the script's data loader", facts.epoch_steps)
         return StepCount(facts.total_steps, facts.total_steps_from, facts.epoch_steps)
 
 

@@ -142,7 +142,11 @@ def install(card: Card, recorder: Recorder, *, devices: int = 1, local_rank: int
         "set_stream": lambda stream: streams.switch(stream),
     }
     of_cuda = (
-        shared | constants(CONSTANTS) | card_functions(card, recorder) | device_functions(local_rank) | stream_functions(streams)
+        shared
+        | constants(CONSTANTS)
+        | card_functions(card, recorder)
+        | device_functions(local_rank)
+        | stream_functions(streams)
     )
     for module in (torch.cuda, torch.cuda.memory, torch.cuda.random, torch.cuda.streams):
         _replace(module, of_cuda, add=module is torch.cuda)

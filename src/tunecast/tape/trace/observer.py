@@ -11,6 +11,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -44,7 +45,7 @@ class Observer:
     def install(self) -> None:
         self._watch_parsers()
         for module, names in CALLS.items():
-            after_import(module, lambda found, names=names: [self._watch_class(getattr(found, n)) for n in names])
+            after_import(module, partial(self._watch_classes, names))
         after_import("yaml", lambda module: self._watch_reader(module, "load"))
         self._watch_reader(json, "load")
         after_import("transformers.trainer_callback", self._watch_trainer)
@@ -93,6 +94,10 @@ class Observer:
         if spelled and takes is not None:
             value = getattr(namespace, action.dest, None)
             self.note(ScriptSetting(action.dest, getattr(value, "value", value), "option", spelled, takes=takes))
+
+    def _watch_classes(self, names: Sequence[str], module: ModuleType) -> None:
+        for name in names:
+            self._watch_class(getattr(module, name))
 
     def _watch_class(self, watched: type) -> None:
         """Python looks `__init__` up after `__new__` has run, so this sees each class that derives from it in time:
@@ -209,8 +214,8 @@ class LoaderReading:
 
     @property
     def per_step(self) -> float | None:
-        """Of the steps between the first, before which loaders that look ahead read one more, and the last, which the end
-        of the trace cuts short."""
+        """Without the first step, before which loaders that look ahead read one more, and the last, which the end of
+        the trace cuts short."""
         counts = [count for _, count in sorted(self.at_steps.items())]
         if not counts:
             return None

@@ -80,7 +80,7 @@ class Answer:
     detail: str = ""
     untraced: tuple[str, ...] = ()
     """What could not be traced, a sentence each."""
-    facts: ScriptFacts = ScriptFacts()
+    facts: ScriptFacts = dataclasses.field(default_factory=ScriptFacts)
 
     def write(self, path: Path) -> None:
         path.write_text(json.dumps(dataclasses.asdict(self)))

@@ -1,0 +1,100 @@
+"""Which machines to rent for a script that was traced, how long it takes there and what it costs in all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tunecast.door.filters import flags_of
+from tunecast.door.plan import Planner, PlanOptions
+from tunecast.door.trace import ScriptTrace
+from tunecast.errors import TunecastError, UsageError
+from tunecast.hardware.cluster import Cluster
+from tunecast.hardware.spec import Gpu
+from tunecast.market.filters import Filters
+from tunecast.market.selection import Selection
+from tunecast.planning.choice import Plan
+from tunecast.planning.plan import Question
+from tunecast.planning.script_plan import MOST_TRACES, ScriptRuns, script_plan_of
+from tunecast.prediction.prediction import Prediction
+
+OF_JOBS = ("keep", "allow", "nodes_up_to")
+"""Options that say which settings of a job a plan may choose."""
+Tell = Callable[[str], None]
+
+
+class ScriptPlanner(Planner):
+    """`tell` is called with the name of each further card the script is traced on."""
+
+    def __init__(
+        self, found: ScriptTrace, options: PlanOptions, tell: Tell = lambda card: None,
+        progress: Callable[[float], None] | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(None, options)
+        given = [name for name in OF_JOBS if self.options[name]]
+        if given:
+            flag = f"--{given[0].replace('_', '-')}"
+            told = "is for jobs: a script runs as it is, on as many cards as it is launched on"
+            raise UsageError(f"{flag}: {told}. To fix: leave it out", field=flag)
+        self.runs = TracedRuns(require_length(found), tell, progress)
+
+    def _search(self, offers: Selection, question: Question, *, front_in_full: bool = False) -> Plan:
+        traces = self.options["traces"]
+        most = MOST_TRACES if traces is None else traces
+        return script_plan_of(self.runs, offers, question, most_traces=most, front_in_full=front_in_full)
+
+    def _nearest(self, offers: Selection, *, is_known: bool) -> list[str]:
+        everything, flags = self.select(Filters(), everything=True), flags_of(self.options)
+        named = f"without {', '.join(flags)}" if flags else "--spot --marketplace"
+        if len(everything.offers) > len(offers.offers):
+            found = self._search(everything, self.question)
+            if found.choices:
+                best = found.choices[0]
+                return [f"what would: {named}: {best.hardware} at {best.offer.provider} for {best.total_usd:.2f} USD"]
+        return ["what would: changes to the script (tunecast fit -- ...), or more cards (torchrun --nproc-per-node N)"]
+
+
+def require_length(found: ScriptTrace) -> ScriptTrace:
+    """The trace with a number of steps: what the script or the user says, else one epoch of its data."""
+    time = found.time
+    if time is None:
+        why = "; ".join(found.timing.warnings) or "it took no whole optimizer step"
+        raise UsageError(f"the time of the script is not known: {why}", field="script")
+    if time.total_s is not None:
+        return found
+    if time.epoch_steps is None:
+        told = (
+            "how many optimizer steps the script takes in all is not known: neither a trainer nor a DataLoader says it"
+        )
+        raise UsageError(f"{told}. To fix: --total-steps N (Python: trace(..., total_steps=N))", field="--total-steps")
+    return found.of_one_epoch()
+
+
+class TracedRuns(ScriptRuns):
+    def __init__(self, found: ScriptTrace, tell: Tell, progress: Callable[[float], None] | None) -> None:
+        self.found, self.tell, self.progress = [found], tell, progress
+        self.gpus, self.nodes = found.tracer.processes, found.launch.nnodes or 1
+        time = found.time
+        steps = f", {time.steps:,} optimizer steps" if time is not None and time.steps else ""
+        self.words = f"{found.launch.words}{steps}"
+
+    def like(self, gpu: Gpu) -> ScriptTrace:
+        """The trace on that card, or one like it: of the same capability before any other."""
+        same = [each for each in self.found if each.is_same_on(gpu)]
+        near = [each for each in self.found if each.traced_on.compute_capability == gpu.compute_capability]
+        return (same or near or self.found)[0]
+
+    def on(self, gpu: Gpu, cluster: Cluster | None) -> Prediction:
+        return self.like(gpu).on(gpu, cluster)
+
+    def is_traced_for(self, gpu: Gpu) -> bool:
+        return any(each.is_same_on(gpu) for each in self.found)
+
+    def trace_on(self, gpu: Gpu) -> None:
+        self.tell(gpu.name)
+        made = self.found[0].tracer.trace(gpu, progress=self.progress)
+        if made.time is None:
+            raise TunecastError("no whole step was traced there")
+        self.found.append(made)
+
+    def has_bfloat16(self, gpu: Gpu) -> bool:
+        return "bfloat16" in self.like(gpu).dtypes
