@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -44,33 +45,38 @@ ALLOCATORS = ("native", "expandable_segments")
 def parser() -> Parser:
     made = Parser("trace", USAGE, DESCRIPTION, EPILOG)
     made.add_argument("--gpu", metavar="NAME", help=f"the card to run on (default: {DEFAULT_GPU})")
-    made.add_argument(
-        "--steps", metavar="N|all", type=steps, default=DEFAULT_STEPS,
-        help=f"optimizer steps to take before stopping the script (default: {DEFAULT_STEPS}); all: let it end",
-    )  # fmt: skip
-    made.add_argument(
-        "--total-steps", metavar="N", type=count, help="optimizer steps of the whole run, where the script says none"
-    )
-    made.add_argument("--nproc-per-node", metavar="N", type=count, help="processes on each machine, one per GPU")
-    made.add_argument("--nnodes", metavar="N", type=count, help="machines")
-    made.add_argument("--accelerate-config", metavar="FILE", help="the YAML of `accelerate config`")
-    made.add_argument(
-        "--allocator", choices=ALLOCATORS, help="PyTorch's CUDA allocator (default: as PYTORCH_ALLOC_CONF says)"
-    )
-    made.add_argument(
-        "--capacity", metavar="GIB", type=number(0, 1e6, "GiB"),
-        help="give PyTorch this much of the card, whatever the card has",
-    )  # fmt: skip
-    made.add_argument(
-        "--reserve", metavar="SIZE", type=size, default=0, help="held on the card by others: a display, another process"
-    )
-    made.add_argument(
-        "--model", metavar="NAME=CONFIG", action="append", default=[],
-        help="what the script loads as NAME has this config.json, bundled model or Hub id",
-    )  # fmt: skip
+    add_script_flags(made)
     add_output_flags(made)
     add_tracing_flags(made)
     return made
+
+
+def add_script_flags(parser: argparse._ActionsContainer) -> None:
+    """How a script is run, for every command that traces one."""
+    parser.add_argument(
+        "--steps", metavar="N|all", type=steps, default=DEFAULT_STEPS,
+        help=f"optimizer steps to take before stopping the script (default: {DEFAULT_STEPS}); all: let it end",
+    )  # fmt: skip
+    parser.add_argument(
+        "--total-steps", metavar="N", type=count, help="optimizer steps of the whole run, where the script says none"
+    )
+    parser.add_argument("--nproc-per-node", metavar="N", type=count, help="processes on each machine, one per GPU")
+    parser.add_argument("--nnodes", metavar="N", type=count, help="machines")
+    parser.add_argument("--accelerate-config", metavar="FILE", help="the YAML of `accelerate config`")
+    parser.add_argument(
+        "--allocator", choices=ALLOCATORS, help="PyTorch's CUDA allocator (default: as PYTORCH_ALLOC_CONF says)"
+    )
+    parser.add_argument(
+        "--capacity", metavar="GIB", type=number(0, 1e6, "GiB"),
+        help="give PyTorch this much of the card, whatever the card has",
+    )  # fmt: skip
+    parser.add_argument(
+        "--reserve", metavar="SIZE", type=size, default=0, help="held on the card by others: a display, another process"
+    )
+    parser.add_argument(
+        "--model", metavar="NAME=CONFIG", action="append", default=[],
+        help="what the script loads as NAME has this config.json, bundled model or Hub id",
+    )  # fmt: skip
 
 
 def steps(text: str) -> int:
@@ -84,22 +90,7 @@ def run(argv: Sequence[str]) -> int:
     for flag, name in (("--html", arguments.html), ("--snapshot", arguments.snapshot)):
         require_writable(flag, name)
     with Progress(f"tracing {' '.join(command)}", aside=True) as progress:
-        found = trace(
-            command,
-            gpu=arguments.gpu,
-            steps=arguments.steps,
-            nproc_per_node=arguments.nproc_per_node,
-            nnodes=arguments.nnodes,
-            accelerate=arguments.accelerate_config,
-            allocator=arguments.allocator,
-            capacity_bytes=None if arguments.capacity is None else int(arguments.capacity * GIB),
-            reserve_bytes=arguments.reserve,
-            models=arguments.model,
-            python=arguments.python,
-            limits=limits_from(arguments),
-            total_steps=arguments.total_steps,
-            progress=progress,
-        )
+        found = traced(command, arguments, arguments.gpu, progress)
     figures = replace(found.figures, title=title_of(found))
     sections = sections_of(found, details=arguments.details)
     text = partial(details_text if arguments.details else answer_text, figures, sections=sections)
@@ -114,6 +105,26 @@ def run(argv: Sequence[str]) -> int:
     if found.stop is not None:
         print(f"tunecast: {printable_lines(found.stop)}", file=sys.stderr)
     return 0 if found.fits else DoesNotFit.exit_code
+
+
+def traced(command: Sequence[str], arguments: argparse.Namespace, gpu: str | None, progress: Progress) -> ScriptTrace:
+    """As the flags of `add_script_flags` say."""
+    return trace(
+        command,
+        gpu=gpu,
+        steps=arguments.steps,
+        nproc_per_node=arguments.nproc_per_node,
+        nnodes=arguments.nnodes,
+        accelerate=arguments.accelerate_config,
+        allocator=arguments.allocator,
+        capacity_bytes=None if arguments.capacity is None else int(arguments.capacity * GIB),
+        reserve_bytes=arguments.reserve,
+        models=arguments.model,
+        python=arguments.python,
+        limits=limits_from(arguments),
+        total_steps=arguments.total_steps,
+        progress=progress,
+    )
 
 
 def split_command(argv: Sequence[str]) -> tuple[list[str], list[str]]:

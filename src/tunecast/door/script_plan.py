@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 from tunecast.door.filters import flags_of
@@ -55,27 +56,32 @@ class ScriptPlanner(Planner):
 
 def require_length(found: ScriptTrace) -> ScriptTrace:
     """The trace with a number of steps: what the script or the user says, else one epoch of its data."""
-    time = found.time
-    if time is None:
+    told = found.time
+    if told is None:
         why = "; ".join(found.timing.warnings) or "it took no whole optimizer step"
         raise UsageError(f"the time of the script is not known: {why}", field="script")
-    if time.total_s is not None:
+    if told.total_s is not None:
         return found
-    if time.epoch_steps is None:
-        told = (
+    if told.epoch_steps is None:
+        unknown = (
             "how many optimizer steps the script takes in all is not known: neither a trainer nor a DataLoader says it"
         )
-        raise UsageError(f"{told}. To fix: --total-steps N (Python: trace(..., total_steps=N))", field="--total-steps")
+        raise UsageError(
+            f"{unknown}. To fix: --total-steps N (Python: trace(..., total_steps=N))", field="--total-steps"
+        )
     return found.of_one_epoch()
 
 
 class TracedRuns(ScriptRuns):
     def __init__(self, found: ScriptTrace, tell: Tell, progress: Callable[[float], None] | None) -> None:
-        self.found, self.tell, self.progress = [found], tell, progress
+        self.found, self.tell, self.progress, self.spent_s = [found], tell, progress, 0.0
         self.gpus, self.nodes = found.tracer.processes, found.launch.nnodes or 1
-        time = found.time
-        steps = f", {time.steps:,} optimizer steps" if time is not None and time.steps else ""
+        told = found.time
+        steps = f", {told.steps:,} optimizer steps" if told is not None and told.steps else ""
         self.words = f"{found.launch.words}{steps}"
+        epoch = "the script does not say how often it goes through its data: one epoch is planned (--total-steps N)"
+        missing = "; ".join((told and told.missing) or ())
+        self.assumed = (*([epoch] if found.tracer.one_epoch else []), f"not in time and cost: {missing}")
 
     def like(self, gpu: Gpu) -> ScriptTrace:
         """The trace on that card, or one like it: of the same capability before any other."""
@@ -91,10 +97,17 @@ class TracedRuns(ScriptRuns):
 
     def trace_on(self, gpu: Gpu) -> None:
         self.tell(gpu.name)
-        made = self.found[0].tracer.trace(gpu, progress=self.progress)
+        began_s = time.monotonic()
+        made = self.found[0].tracer.trace(gpu, progress=None if self.progress is None else self._progress)
+        self.spent_s += time.monotonic() - began_s
         if made.time is None:
             raise TunecastError("no whole step was traced there")
         self.found.append(made)
+
+    def _progress(self, passed_s: float) -> None:
+        """Of all traces so far."""
+        assert self.progress is not None
+        self.progress(self.spent_s + passed_s)
 
     def has_bfloat16(self, gpu: Gpu) -> bool:
         return "bfloat16" in self.like(gpu).dtypes

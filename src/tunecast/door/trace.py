@@ -98,7 +98,8 @@ class ScriptTrace(Prediction):
 
     def on(self, gpu: Gpu, cluster: Cluster | None = None) -> ScriptTrace:
         """The same trace on other cards: their memory, their speed, the kernels of the card it was traced on."""
-        return ScriptTrace(self.tracer, self._script, self.answer, self.traced_on, gpu, cluster, self._script_clock)
+        tracer = replace(self.tracer, gpu=gpu.name)
+        return ScriptTrace(tracer, self._script, self.answer, self.traced_on, gpu, cluster, self._script_clock)
 
     def of_one_epoch(self) -> ScriptTrace:
         """The same, taken to end after one epoch of its data where nothing says when it ends."""

@@ -46,6 +46,8 @@ class ScriptRuns(ABC):
     nodes: int
     words: str
     """Its command and how long it runs."""
+    assumed: tuple[str, ...]
+    """What is not known of its length, and what is left out of its time."""
 
     @abstractmethod
     def on(self, gpu: Gpu, cluster: Cluster | None) -> Prediction:
@@ -71,7 +73,7 @@ def script_plan_of(
     """`most_traces`: of further cards, for picks whose kernels those of the first trace are not."""
     failed: dict[str, str] = {}
     for _ in range(most_traces):
-        found = ScriptPlanner(runs, offers, question, failed).make((), front_in_full=front_in_full)
+        found = ScriptPlanMaker(runs, offers, question, failed).make((), front_in_full=front_in_full)
         untraced = _untraced(found, runs)
         if untraced is None:
             return found
@@ -79,7 +81,7 @@ def script_plan_of(
             runs.trace_on(untraced)
         except TunecastError as error:
             failed[untraced.name] = error.message.splitlines()[0]
-    planner = ScriptPlanner(runs, offers, question, failed)
+    planner = ScriptPlanMaker(runs, offers, question, failed)
     return planner.make((), front_in_full=front_in_full)
 
 
@@ -90,7 +92,7 @@ def _untraced(plan: Plan, runs: ScriptRuns) -> Gpu | None:
     return next((card for card in cards if not runs.is_traced_for(card)), None)
 
 
-class ScriptPlanner(PlanMaker):
+class ScriptPlanMaker(PlanMaker):
     """`failed`: cards on which the script does not run, with the reason."""
 
     def __init__(self, runs: ScriptRuns, offers: Selection, question: Question, failed: Mapping[str, str]) -> None:
@@ -225,7 +227,10 @@ class ScriptPlanner(PlanMaker):
         runs = self.runs
         each = "one card" if runs.gpus == 1 else f"{runs.gpus} cards"
         machines = "one machine" if runs.nodes == 1 else f"each of {runs.nodes} machines"
-        told = [f"{each} of {machines}, as the script is launched (torchrun --nproc-per-node N plans for N)"]
+        told = [
+            *runs.assumed,
+            f"{each} of {machines}, as the script is launched (torchrun --nproc-per-node N plans for N)",
+        ]
         told += _likened(picks.values(), runs)
         told.append("the result is not downloaded and nothing is stored (--egress, --storage)")
         for choice in picks.values():
