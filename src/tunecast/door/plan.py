@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import date
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from tunecast.door import filters
 from tunecast.door.filters import FilterOptions, MoneyOptions, Names
 from tunecast.door.offers import stock_of
-from tunecast.door.read import Source, read
+from tunecast.door.read import Command, Source, read, script_of
 from tunecast.errors import DoesNotFit, TunecastError, UsageError
 from tunecast.job.job import Job, all_knobs
 from tunecast.market import store
@@ -24,7 +24,6 @@ from tunecast.planning.plan import Question, plan_of
 from tunecast.planning.search import Progress
 from tunecast.planning.space import Freedom, freed_fields, kept_fields
 from tunecast.planning.taken import with_taken
-from tunecast.prediction.prediction import Prediction
 from tunecast.records import replace
 from tunecast.units import HOUR_S
 
@@ -79,7 +78,7 @@ class PlanOptions(FilterOptions, MoneyOptions, total=False):
 
 
 def plan(
-    job: Source | Sequence[str] | ScriptTrace,
+    job: Source | Command | ScriptTrace,
     overrides: Mapping[str, object] | None = None,
     **options: Unpack[PlanOptions],
 ) -> Plan:
@@ -100,15 +99,6 @@ def plan(
 
         return ScriptPlanner(script, options).plan()
     return Planner(read(cast(Source, job), overrides), options).plan()
-
-
-def script_of(given: object) -> ScriptTrace | None:
-    """The trace of what is a script: one that was traced, or a command as a list of words."""
-    if isinstance(given, (str, Mapping)) or not isinstance(given, (list, tuple, Prediction)):
-        return None
-    from tunecast.door.trace import ScriptTrace, trace
-
-    return given if isinstance(given, ScriptTrace) else trace(given) if isinstance(given, (list, tuple)) else None
 
 
 def duration_s(text: str) -> float | None:

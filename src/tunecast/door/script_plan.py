@@ -98,7 +98,7 @@ class TracedRuns(ScriptRuns):
     def trace_on(self, gpu: Gpu) -> None:
         self.tell(gpu.name)
         began_s = time.monotonic()
-        made = self.found[0].tracer.trace(gpu, progress=None if self.progress is None else self._progress)
+        made = self.found[0].tracer.trace(gpu, progress=None if self.progress is None else self._progress, again=True)
         self.spent_s += time.monotonic() - began_s
         if made.time is None:
             raise TunecastError("no whole step was traced there")

@@ -235,11 +235,15 @@ class ScriptTracer:
         more_args: Sequence[str] = (),
         overrides: Sequence[SettingOverride] = (),
         progress: Callable[[float], None] | None = None,
+        again: bool = False,
     ) -> ScriptTrace:
-        """With further arguments on its command line, and other values of what it sets itself."""
+        """With further arguments on its command line, and other values of what it sets itself. `again`: what it prints
+        was shown before."""
         launch = replace(self.launch, args=(*self.launch.args, *more_args))
         with _environment(launch.environment):
-            tape, answer = _traced(launch, card, self.steps, self.models, overrides, self.python, self.limits, progress)
+            tape, answer = _traced(
+                launch, card, self.steps, self.models, overrides, self.python, self.limits, progress, again
+            )
         whole = replace(tape, guesses=(*tape.guesses, *answer.untraced))
         return ScriptTrace(self, whole, answer, card, card, _others(launch, card))
 
@@ -328,12 +332,13 @@ def _traced(
     python: str,
     limits: TraceLimits,
     progress: Callable[[float], None] | None,
+    quiet: bool,
 ) -> tuple[Tape, Answer]:
     try:
         return trace_script(
             launch.script, launch.args, card_of(gpu), as_module=launch.as_module, steps=steps,
             nproc_per_node=launch.nproc_per_node or 1, nnodes=launch.nnodes or 1, models=models,
-            overrides=overrides, python=python, limits=limits, progress=progress,
+            overrides=overrides, python=python, limits=limits, progress=progress, quiet=quiet,
         )  # fmt: skip
     except TunecastError as error:
         if error.code != TunecastError.code or "\n" not in error.message:

@@ -6,8 +6,9 @@ Recorded by the traced process (`observer.py`), read by whoever plans with it. L
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Literal
+
+from tunecast.records import dataclass
 
 Place = Literal["option", "call", "file"]
 Takes = Literal["value", "flag", "no flag", "switch"]

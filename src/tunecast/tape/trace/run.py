@@ -87,8 +87,10 @@ def trace_script(
     python: str = sys.executable,
     limits: TraceLimits | None = None,
     progress: Progress | None = None,
+    quiet: bool = False,
 ) -> tuple[Tape, Answer]:
-    """The tape of the first steps of an unmodified training script, and what could not be traced."""
+    """The tape of the first steps of an unmodified training script, and what could not be traced. `quiet`: what it
+    prints is shown to nobody."""
     with tempfile.TemporaryDirectory(prefix="tunecast-") as folder:
         request = ScriptRequest(
             Path(folder),
@@ -103,7 +105,7 @@ def trace_script(
             models=dict(models or {}),
             overrides=tuple(overrides),
         )
-        tape, answer = _ask(request, python, limits or TraceLimits(), progress, quiet=False)
+        tape, answer = _ask(request, python, limits or TraceLimits(), progress, quiet=quiet)
         if tape is None:
             raise _failure(answer)
         return tape, answer
