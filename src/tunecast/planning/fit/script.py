@@ -239,7 +239,7 @@ def fit_script(
     found: Taken = ()
     forced = exhausted = False
     try:
-        found = climb(trials, harmless, ())
+        found = smallest(trials, climb(trials, harmless, ()))
         if not found and not begun.fits:
             forced = True
             helpful = best_of(trials)
@@ -281,6 +281,18 @@ def climb(trials: ScriptTrials, rungs: Sequence[ScriptRung], taken: Taken) -> Ta
                 left = promising(now, state, at, setting, left)
             taken, now, value = (*without, (rung, setting)), state, setting[0].value
     return ()
+
+
+def smallest(trials: ScriptTrials, taken: Taken) -> Taken:
+    """One change of the set, where it does alone in a stronger setting; else the set."""
+    for rung, _ in taken if len(taken) > 1 else ():
+        try:
+            alone = climb(trials, [rung], ()) if len(rung.settings) > 1 else ()
+        except NoMoreTraces:
+            return taken
+        if alone:
+            return alone
+    return taken
 
 
 def promising(
