@@ -14,7 +14,8 @@ import yaml
 
 from tunecast.advise.changes import Change
 from tunecast.cli import predict
-from tunecast.cli.pages import provenance, without_secrets
+from tunecast.cli.pages import provenance
+from tunecast.door.launchers import without_secrets
 from tunecast.job import job_from_dict
 from tunecast.job.job import Job
 from tunecast.prediction.outside.evaluation import Evaluation

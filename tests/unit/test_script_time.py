@@ -11,7 +11,7 @@ from tunecast.prediction.prediction import Prediction
 from tunecast.prediction.price.host import DEFAULT_HOST
 from tunecast.prediction.time.ranges import BANDS, UNSEEN, TimeBand
 from tunecast.prediction.time.runtime import step_time
-from tunecast.prediction.time.script_time import OF_A_SCRIPT, script_timing, whole_steps
+from tunecast.prediction.time.script_time import OF_A_SCRIPT, ScriptClock, StepCount, code_lines, whole_steps
 from tunecast.tape.op import Begin, Event, Op, Phase, Tape
 from tunecast.tape.step import step_of
 from tunecast.units import GB
@@ -31,7 +31,7 @@ def tape(*events: Event) -> Tape:
 
 
 def priced(of: Tape) -> Prediction:
-    return Prediction(None, None, on_card(of, CARD, AllocatorSettings()), clock=lambda _: script_timing(of, CARD))
+    return Prediction(None, None, on_card(of, CARD, AllocatorSettings()), clock=lambda _: ScriptClock(of).timing(CARD))
 
 
 def test_the_mean_of_all_whole_steps_but_the_first() -> None:
@@ -57,3 +57,39 @@ def test_a_single_step_stands_for_itself() -> None:
 
 def test_a_script_without_a_step_has_no_time() -> None:
     assert priced(tape(Op("aten.empty"))).time is None
+
+
+def test_every_micro_batch_of_an_accumulated_step_counts() -> None:
+    forward, backward = (
+        Op("aten.add", read_bytes=20 * GB, dtype="bfloat16", by_engine=engine) for engine in (False, True)
+    )
+    half = [Begin(Phase.FORWARD, 1), forward, Begin(Phase.BACKWARD, 1), backward]
+    end = [Begin(Phase.OPTIMIZER, 1), Op("aten.add", read_bytes=GB, dtype="bfloat16")]
+    once, twice = priced(tape(*half, *end)).time, priced(tape(*half, *half, *end)).time
+    assert once is not None and twice is not None
+    # 41 GB and 81 GB
+    assert twice.step_s / once.step_s == pytest.approx(81 / 41, rel=0.01)
+
+
+def test_the_whole_run_is_its_steps_and_its_start() -> None:
+    of = tape(*step(0, 10), *step(1, 10))
+    time = ScriptClock(of, StepCount(1000, "--total-steps", epoch=400)).timing(CARD).time
+    assert time is not None and time.total_s is not None and time.phases_s is not None
+    assert time.phases_s["training"] == pytest.approx(1000 * time.step_s)
+    assert sum(time.phases_s.values()) == pytest.approx(time.total_s)
+    assert (time.steps, time.epoch_steps) == (1000, 400)
+    assert time.epoch_s == pytest.approx(400 * time.step_s)
+    assert time.total_range_s is not None
+    assert time.total_range_s[0] < time.total_s < time.total_range_s[1]
+    assert time.to_dict()["missing"], "what is on no tape is named"
+
+
+def test_a_line_takes_its_backward_pass_too() -> None:
+    def op(gigabytes: int, source: str) -> Op:
+        return Op("aten.add", read_bytes=gigabytes * GB, dtype="bfloat16", source=source)
+
+    events = [op(10, "a.py:1"), op(20, "a.py:1 (backward)"), op(15, "a.py:2"), op(5, "")]
+    first, second = code_lines([*events, *events], steps=2, gpu=CARD)
+    assert (first.source, second.source) == ("a.py:1", "a.py:2")
+    assert first.gpu_s == pytest.approx(2 * second.gpu_s, rel=0.01)
+    assert (first.fraction, second.fraction) == pytest.approx((30 / 50, 15 / 50), rel=0.01)

@@ -21,7 +21,7 @@ from tunecast.report.lists.fit import fit_short, fit_text
 from tunecast.report.run.job import title_of
 from tunecast.report.run.wording import as_flags, in_yaml, wording_of
 
-USAGE = "tunecast fit JOB [options]"
+USAGE = "tunecast fit JOB [options], or tunecast fit [options] -- train.py ARGS..."
 DESCRIPTION = """\
 The smallest changes, least harm first, after which a job fits its card, and other hardware that holds it as it is; of a
 job that fits, what makes it faster. Each is predicted, memory and time. A JOB is a file, which gets a patch, or a model
@@ -33,6 +33,7 @@ examples:
   tunecast fit job.yaml --write                        the same; the file as it was stays beside it, as job.yaml.orig
   tunecast fit job.yaml --allow method,rank            LoRA or QLoRA may be chosen like any other change
   tunecast fit llama-3.1-8b --method lora --seq-len 16384 --gpu l40s
+  tunecast fit --gpu rtx-4090 -- train.py --bf16       your own script, by its own arguments (fit --help --)
 
 First what keeps the mathematics (checkpointing, fused kernels, a smaller micro-batch with more accumulation, sharding),
 then what only rounds (8-bit optimizer states, 16-bit weights), and what trains something else (LoRA, QLoRA, a lower
@@ -67,6 +68,10 @@ def parser() -> Parser:
 
 
 def run(argv: Sequence[str]) -> int:
+    if "--" in argv:
+        from tunecast.cli import fit_script
+
+        return fit_script.run(argv)
     arguments = parser().read(argv)
     source: str = arguments.source
     allow = allowed(arguments.allow)

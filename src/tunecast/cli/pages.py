@@ -10,7 +10,7 @@ from tunecast import __version__
 from tunecast.job.job import Job
 from tunecast.report.draw.job_yaml import job_in_yaml
 from tunecast.report.page.document import Provenance
-from tunecast.tape.trace.secrets import without_secrets as without_secrets
+from tunecast.tape.trace.secrets import without_secrets
 
 
 def provenance(

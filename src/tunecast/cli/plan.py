@@ -1,4 +1,4 @@
-"""`tunecast plan JOB`: which machines to rent, with which settings, at what total cost."""
+"""`tunecast plan JOB`, `tunecast plan -- train.py`: which machines to rent, with which settings, at what total cost."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tunecast.job.writer import write_file
 from tunecast.planning.choice import Plan
 from tunecast.planning.space import ALLOWABLE, KEEPABLE
 
-USAGE = "tunecast plan JOB [options]"
+USAGE = "tunecast plan JOB [options], or tunecast plan [options] -- train.py ARGS..."
 DESCRIPTION = """\
 Which machines to rent for a job, with which settings, how long it takes and what it costs in all: the cheapest, the
 fastest, the balanced choice, and with --within the cheapest that makes the deadline.
@@ -44,6 +44,8 @@ examples:
   tunecast plan job.yaml --runs 8                               a sweep of 8 variants, one after another
   tunecast plan job.yaml --gpu rtx-4090                         on such cards alone; your own: tunecast offers add
   tunecast plan job.yaml --allow method,optimizer --html plan.html
+  tunecast plan --eu --within 6h -- train.py --epochs 3         your own script, traced (its flags: plan --help --)
+  tunecast plan -- torchrun --nproc-per-node 8 train.py         on machines of eight cards
 """
 
 
@@ -73,15 +75,10 @@ SHORT = (
 def parser() -> Parser:
     made = Parser("plan", USAGE, DESCRIPTION, EPILOG, SHORT)
     made.add_argument("source", metavar="JOB", help="the file you train with, a job file, or a model")
-    wanted = made.add_argument_group("what is wanted")
-    wanted.add_argument("--within", metavar="TIME", type=duration, help="deadline, such as 6h, from order to model")
-    wanted.add_argument("--max-usd", metavar="N", type=number(0, 1e9, "dollars"), help="budget: the likely cost")
+    wanted = add_question_flags(made)
     wanted.add_argument(
         "--nodes-up-to", metavar="N", type=count, help="machines joined at most (default: one, unless it is not enough)"
     )
-    wanted.add_argument("--runs", metavar="N", type=count, default=1, help="variants, one after another on one machine")
-    wanted.add_argument("--validated", action="store_true", help="only cards and stacks whose runs were measured")
-    wanted.add_argument("--weekly", action="store_true", help="it runs every week: also say what a year costs")
     wanted.add_argument(
         "--keep", metavar="FIELD,…", action="append", default=[], help=f"fix too: {', '.join(KEEPABLE)}"
     )
@@ -89,6 +86,18 @@ def parser() -> Parser:
         "--allow", metavar="FIELD,…", action="append", default=[],
         help=f"choose too: {', '.join(ALLOWABLE)}",
     )  # fmt: skip
+    add_job_flags(made, without=FILTERS)
+    return made
+
+
+def add_question_flags(made: Parser) -> argparse._ArgumentGroup:
+    """What a plan of a job and one of a script are asked; the group of what is wanted."""
+    wanted = made.add_argument_group("what is wanted")
+    wanted.add_argument("--within", metavar="TIME", type=duration, help="deadline, such as 6h, from order to model")
+    wanted.add_argument("--max-usd", metavar="N", type=number(0, 1e9, "dollars"), help="budget: the likely cost")
+    wanted.add_argument("--runs", metavar="N", type=count, default=1, help="variants, one after another on one machine")
+    wanted.add_argument("--validated", action="store_true", help="only cards and stacks whose runs were measured")
+    wanted.add_argument("--weekly", action="store_true", help="it runs every week: also say what a year costs")
     which = made.add_argument_group("which offers")
     which.add_argument("--spot", action="store_true", help="spot machines may be picked too")
     which.add_argument("--no-spot", action="store_true", help="say nothing of spot machines")
@@ -114,21 +123,37 @@ def parser() -> Parser:
     output.add_argument("--short", action="store_true", help="one line instead of the whole answer")
     output.add_argument("--details", action="store_true", help="the plot, every line of the bill, all that was assumed")
     output.add_argument("--quiet", action="store_true", help="no progress on stderr")
-    add_job_flags(made, without=FILTERS)
-    return made
+    return wanted
 
 
 def run(argv: Sequence[str]) -> int:
+    if "--" in argv:
+        from tunecast.cli import plan_script
+
+        return plan_script.run(argv)
     arguments = parser().read(argv)
-    for flag, name in (("--html", arguments.html), ("--md", arguments.md)):
-        require_writable(flag, name)
+    require_files(arguments)
     job = read(arguments.source, overrides_from(arguments))
     title, live = f"planning {job.id or job.model}", not arguments.quiet
     with Counting(title, "settings looked at", after_s=QUIET_S, live=live) as counting:
-        planner = Planner(job, cast(PlanOptions, options_from(arguments, PlanOptions.__annotations__)), counting)
+        planner = Planner(job, plan_options(arguments), counting)
         in_full = arguments.html is not None
         plan = planner.plan(front_in_full=in_full, unstated=not arguments.json or in_full)
-    print_plan(plan, arguments)
+    return answer(plan, arguments, argv, arguments.source)
+
+
+def require_files(arguments: argparse.Namespace) -> None:
+    for flag, name in (("--html", arguments.html), ("--md", arguments.md)):
+        require_writable(flag, name)
+
+
+def plan_options(arguments: argparse.Namespace) -> PlanOptions:
+    return cast(PlanOptions, options_from(arguments, PlanOptions.__annotations__))
+
+
+def answer(plan: Plan, arguments: argparse.Namespace, argv: Sequence[str], source: str | None) -> int:
+    """Print it, write what was asked for, and say how it ends. `source`: of a job, what it was read from."""
+    print_plan(plan, arguments, source)
     write_files(plan, arguments, argv)
     failure = plan.failure
     if failure is None:
@@ -141,14 +166,14 @@ def run(argv: Sequence[str]) -> int:
     return failure.exit_code
 
 
-def print_plan(plan: Plan, arguments: argparse.Namespace) -> None:
+def print_plan(plan: Plan, arguments: argparse.Namespace, source: str | None) -> None:
     """As text only where there is something to choose from."""
     if not (arguments.json or plan.choices):
         return
     from tunecast.report.plan.text import short, text
     from tunecast.report.run.wording import wording_of
 
-    as_text = partial(text, plan, details=arguments.details, wording=wording_of(arguments.source))
+    as_text = partial(text, plan, details=arguments.details, wording=wording_of(source))
     print_answer(plan, arguments, as_text, partial(short, plan))
 
 

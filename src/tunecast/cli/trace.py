@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -9,7 +10,7 @@ from functools import partial
 from tunecast.cli.answers import print_answer
 from tunecast.cli.arguments import Parser, add_output_flags, add_tracing_flags, count, limits_from, number, size
 from tunecast.cli.files import require_writable, write_asked
-from tunecast.cli.pages import provenance, without_secrets
+from tunecast.cli.pages import provenance
 from tunecast.cli.terminal import Progress, terminal_of
 from tunecast.door.trace import DEFAULT_GPU, DEFAULT_STEPS, ScriptTrace, trace
 from tunecast.errors import DoesNotFit, NotResolved, UsageError, printable_lines
@@ -21,6 +22,7 @@ from tunecast.report.run.answer import Sections, answer_text, details_text
 from tunecast.report.run.evidence import trust
 from tunecast.report.run.time import time_text
 from tunecast.report.run.verdict import short_line
+from tunecast.tape.trace.secrets import without_secrets
 from tunecast.units import GIB, gib
 
 USAGE = "tunecast trace [options] -- train.py ARGS..."
@@ -44,39 +46,48 @@ examples:
 """
 MOST_COMMAND, MOST_SCRIPT = 80, 50
 """Characters of a headline for the command, and for the script's path in it."""
+TOTAL_HINT = "the time of the whole run: --total-steps N"
 ALLOCATORS = ("native", "expandable_segments")
 
 
 def parser() -> Parser:
     made = Parser("trace", USAGE, DESCRIPTION, EPILOG)
     made.add_argument("--gpu", metavar="NAME", help=f"the card to run on (default: {DEFAULT_GPU})")
-    made.add_argument(
-        "--steps", metavar="N|all", type=steps, default=DEFAULT_STEPS,
-        help=f"optimizer steps to take before stopping the script (default: {DEFAULT_STEPS}); all: let it end",
-    )  # fmt: skip
-    made.add_argument("--nproc-per-node", metavar="N", type=count, help="processes on each machine, one per GPU")
-    made.add_argument("--nnodes", metavar="N", type=count, help="machines")
+    add_script_flags(made)
     made.add_argument(
         "--gpus", metavar="N", type=count, help="cards that one process sees: device_map, nn.DataParallel"
     )
-    made.add_argument("--accelerate-config", metavar="FILE", help="the YAML of `accelerate config`")
-    made.add_argument(
-        "--allocator", choices=ALLOCATORS, help="PyTorch's CUDA allocator (default: as PYTORCH_ALLOC_CONF says)"
-    )
-    made.add_argument(
-        "--capacity", metavar="GIB", type=number(0, 1e6, "GiB"),
-        help="give PyTorch this much of the card, whatever the card has",
-    )  # fmt: skip
-    made.add_argument(
-        "--reserve", metavar="SIZE", type=size, default=0, help="held on the card by others: a display, another process"
-    )
-    made.add_argument(
-        "--model", metavar="NAME=CONFIG", action="append", default=[],
-        help="what the script loads as NAME has this config.json, bundled model or Hub id",
-    )  # fmt: skip
     add_output_flags(made)
     add_tracing_flags(made)
     return made
+
+
+def add_script_flags(parser: argparse._ActionsContainer) -> None:
+    """How a script is run, for every command that traces one."""
+    parser.add_argument(
+        "--steps", metavar="N|all", type=steps, default=DEFAULT_STEPS,
+        help=f"optimizer steps to take before stopping the script (default: {DEFAULT_STEPS}); all: let it end",
+    )  # fmt: skip
+    parser.add_argument(
+        "--total-steps", metavar="N", type=count, help="optimizer steps of the whole run, where the script says none"
+    )
+    parser.add_argument("--nproc-per-node", metavar="N", type=count, help="processes on each machine, one per GPU")
+    parser.add_argument("--nnodes", metavar="N", type=count, help="machines")
+    parser.add_argument("--accelerate-config", metavar="FILE", help="the YAML of `accelerate config`")
+    parser.add_argument(
+        "--allocator", choices=ALLOCATORS, help="PyTorch's CUDA allocator (default: as PYTORCH_ALLOC_CONF says)"
+    )
+    parser.add_argument(
+        "--capacity", metavar="GIB", type=number(0, 1e6, "GiB"),
+        help="give PyTorch this much of the card, whatever the card has",
+    )  # fmt: skip
+    parser.add_argument(
+        "--reserve", metavar="SIZE", type=size, default=0, help="held on the card by others: a display, another process"
+    )
+    parser.add_argument(
+        "--model", metavar="NAME=CONFIG", action="append", default=[],
+        help="what the script loads as NAME has this config.json, bundled model or Hub id",
+    )  # fmt: skip
 
 
 def steps(text: str) -> int:
@@ -90,22 +101,7 @@ def run(argv: Sequence[str]) -> int:
     for flag, name in (("--html", arguments.html), ("--snapshot", arguments.snapshot)):
         require_writable(flag, name)
     with Progress(f"tracing {' '.join(without_secrets(command))}", aside=True) as progress:
-        found = trace(
-            command,
-            gpu=arguments.gpu,
-            steps=arguments.steps,
-            nproc_per_node=arguments.nproc_per_node,
-            nnodes=arguments.nnodes,
-            gpus=arguments.gpus,
-            accelerate=arguments.accelerate_config,
-            allocator=arguments.allocator,
-            capacity_bytes=None if arguments.capacity is None else int(arguments.capacity * GIB),
-            reserve_bytes=arguments.reserve,
-            models=arguments.model,
-            python=arguments.python,
-            limits=limits_from(arguments),
-            progress=progress,
-        )
+        found = traced(command, arguments, arguments.gpu, progress, arguments.gpus)
     figures = replace(found.figures, title=title_of(found))
     sections = sections_of(found, details=arguments.details)
     text = partial(details_text if arguments.details else answer_text, figures, sections=sections)
@@ -122,6 +118,29 @@ def run(argv: Sequence[str]) -> int:
     if not found.on_card.fits:
         return DoesNotFit.exit_code
     return NotResolved.exit_code if found.on_card.unresolved else 0
+
+
+def traced(
+    command: Sequence[str], arguments: argparse.Namespace, gpu: str | None, progress: Progress, gpus: int | None = None
+) -> ScriptTrace:
+    """As the flags of `add_script_flags` say."""
+    return trace(
+        command,
+        gpu=gpu,
+        steps=arguments.steps,
+        nproc_per_node=arguments.nproc_per_node,
+        nnodes=arguments.nnodes,
+        gpus=gpus,
+        accelerate=arguments.accelerate_config,
+        allocator=arguments.allocator,
+        capacity_bytes=None if arguments.capacity is None else int(arguments.capacity * GIB),
+        reserve_bytes=arguments.reserve,
+        models=arguments.model,
+        python=arguments.python,
+        limits=limits_from(arguments),
+        total_steps=arguments.total_steps,
+        progress=progress,
+    )
 
 
 def split_command(argv: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -176,6 +195,13 @@ def sections_of(found: ScriptTrace, *, details: bool) -> Sections:
     room = held.room.in_need(found.smallest_capacity_bytes)
     return Sections(
         remarks=[*each_card(found), *named, *links],
-        time=time_text(found.time, terminal=terminal_of(sys.stdout), fits=held.fits, details=details),
+        time=time_text(
+            found.time,
+            found.utilization,
+            terminal=terminal_of(sys.stdout),
+            fits=held.fits,
+            details=details,
+            hint=TOTAL_HINT,
+        ),
         trust=f"{trust(evidence, held.basis, room, None)}; your script's own allocations are followed one by one",
     )

@@ -27,6 +27,7 @@ from tunecast.job.recipes.launch.launchers import LAUNCHERS, MODULES, split_opti
 from tunecast.job.recipes.words import Word
 from tunecast.records import NamedTuple, dataclass, field, replace
 from tunecast.tape.trace.launch import deepspeed_rank_zero, mpi_rank_zero, rank_zero, slurm_rank_zero
+from tunecast.tape.trace.secrets import without_secrets
 from tunecast.units import positive
 
 UNDERSTOOD = (
@@ -65,6 +66,11 @@ class ScriptLaunch:
     """Whether several processes are told RANK and WORLD_SIZE, as torchrun does; srun and mpirun have others."""
     notes: tuple[str, ...] = ()
     """What was left out on the way to the script."""
+
+    @property
+    def words(self) -> str:
+        """`train.py --epochs 3`; secrets are hidden."""
+        return " ".join(filter(None, ("-m" if self.as_module else "", self.script, *without_secrets(self.args))))
 
 
 class _Context(NamedTuple):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from datetime import date
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from tunecast.door import filters
 from tunecast.door.filters import FilterOptions, MoneyOptions, Names
 from tunecast.door.offers import stock_of
-from tunecast.door.read import Source, read
+from tunecast.door.read import Command, Source, read, script_of
 from tunecast.errors import DoesNotFit, TunecastError, UsageError
 from tunecast.job.job import Job, all_knobs
 from tunecast.market import store
@@ -26,6 +26,9 @@ from tunecast.planning.space import Freedom, freed_fields, kept_fields
 from tunecast.planning.taken import with_taken
 from tunecast.records import replace
 from tunecast.units import HOUR_S
+
+if TYPE_CHECKING:
+    from tunecast.door.trace import ScriptTrace
 
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?(s|m|min|h|d)")
 UNITS_S = {"s": 1, "m": 60, "min": 60, "h": HOUR_S, "d": 24 * HOUR_S}
@@ -70,18 +73,32 @@ class PlanOptions(FilterOptions, MoneyOptions, total=False):
     """Taken home; the model, or its adapters."""
     interruptions: float | None
     """Of a spot machine, per hour."""
+    traces: int
+    """Further cards that a script is traced on at most; of a script alone."""
 
 
-def plan(job: Source, overrides: Mapping[str, object] | None = None, **options: Unpack[PlanOptions]) -> Plan:
+def plan(
+    job: Source | Command | ScriptTrace,
+    overrides: Mapping[str, object] | None = None,
+    **options: Unpack[PlanOptions],
+) -> Plan:
     """The cheapest, the fastest and the balanced choice, and with `within` the cheapest that makes the deadline.
 
     What the job says stays as it is; chosen are the cards, how the job is spread over them, how the global batch is
     split, and, where the job does not say them, gradient_checkpointing and kernels. Where nothing keeps to the limits
     every pick is None, `failure` says why, and `choices` has what comes nearest.
 
+    A list of words is the command of a script, which is traced (`trace`), and so is its trace: `plan(["train.py"])`.
+    Of a script nothing but the machine is chosen.
+
     Raises `DoesNotFit` where no offer is left.
     """
-    return Planner(read(job, overrides), options).plan()
+    script = script_of(job)
+    if script is not None:
+        from tunecast.door.script_plan import ScriptPlanner
+
+        return ScriptPlanner(script, options).plan()
+    return Planner(read(cast(Source, job), overrides), options).plan()
 
 
 def duration_s(text: str) -> float | None:
@@ -98,7 +115,7 @@ def field_names(given: Names) -> list[str]:
 class Planner:
     """One question, asked of more or fewer offers, with more or less freedom."""
 
-    def __init__(self, job: Job, options: PlanOptions, progress: Progress | None = None) -> None:
+    def __init__(self, job: Job | None, options: PlanOptions, progress: Progress | None = None) -> None:
         self.job, self.progress = job, progress
         self.options = every = filters.with_defaults("plan", options, PlanOptions.__annotations__)
         every["keep"], every["allow"] = field_names(every["keep"]), field_names(every["allow"])
@@ -107,7 +124,10 @@ class Planner:
         self.today = _day(every["as_of"])
         self.vat_fraction = (every["vat"] or 0.0) / 100
         self.freedom = Freedom(
-            _written(job), kept_fields(every["keep"]), freed_fields(every["allow"]), every["nodes_up_to"]
+            frozenset() if job is None else _written(job),
+            kept_fields(every["keep"]),
+            freed_fields(every["allow"]),
+            every["nodes_up_to"],
         )
         self.question = self._question()
         self.known, self.own = store.offers(), frozenset(store.kept(store.OWN))
@@ -158,6 +178,7 @@ class Planner:
         return select(self.known, wanted, Rules(allow, show, given["max_age"]), self.today, self.own)
 
     def _search(self, offers: Selection, question: Question, *, front_in_full: bool = False) -> Plan:
+        assert self.job is not None
         return plan_of(self.job, offers, question, progress=self.progress, front_in_full=front_in_full)
 
     def _no_offer(self, offers: Selection) -> DoesNotFit:
@@ -189,7 +210,9 @@ class Planner:
             if found.choices:
                 best = found.choices[0]
                 what = f"{best.hardware} at {best.offer.provider} for {best.total_usd:.2f} USD"
-                method = f", method {best.job.method}" if best.job.method != self.job.method else ""
+                before, after = self.job, best.job
+                changed = before is not None and after is not None and before.method != after.method
+                method = f", method {after.method}" if changed and after is not None else ""
                 return [f"what would: {name}: {what}{method}"]
         return ["what would: nothing that was tried; a smaller model, or shorter rows"]
 

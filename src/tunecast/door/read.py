@@ -11,12 +11,16 @@ from tunecast.job.foreign import fields_meant
 from tunecast.job.job import Job, sections
 from tunecast.job.mapping import check_overrides, job_from_dict, with_overrides
 from tunecast.job.readers import read_job
+from tunecast.prediction.prediction import Prediction
 
 if TYPE_CHECKING:
+    from tunecast.door.trace import ScriptTrace
     from tunecast.job.recipes.recipe import Recipe
 
 Source = Job | Mapping[str, Any] | str | PathLike[str]
 """What a job may be given as."""
+Command = list[str] | tuple[str, ...]
+"""What a script may be given as: the words that start it."""
 
 
 def read(source: Source, overrides: Mapping[str, object] | None = None, **fields: object) -> Job:
@@ -60,6 +64,19 @@ def recipe(path: str | PathLike[str], values: Mapping[str, object] | None = None
     from tunecast.job.recipes import read_recipe
 
     return read_recipe(Path(path), values)
+
+
+def script_of(given: Source | Command | Prediction) -> ScriptTrace | None:
+    """The trace of what is a script: one that was traced, or its command."""
+    if not isinstance(given, (list, tuple, Prediction)):
+        return None
+    from tunecast.door.trace import ScriptTrace, trace
+
+    if isinstance(given, ScriptTrace):
+        return given
+    if isinstance(given, Prediction):
+        raise UsageError("got the prediction of a job; allowed: the job itself", field="job")
+    return trace(given)
 
 
 def dotted(overrides: Mapping[str, object] | None, fields: Mapping[str, object] | None = None) -> dict[str, object]:

@@ -23,13 +23,14 @@ from tunecast.prediction.memory.allocator import AllocatorSettings, settings_fro
 from tunecast.prediction.modelled import card_of, others_hold
 from tunecast.prediction.on_card import OnCard, allocator_settings, on_card
 from tunecast.prediction.prediction import Prediction, memory_of
-from tunecast.prediction.time.script_time import script_timing
+from tunecast.prediction.time.script_time import ScriptClock, StepCount
 from tunecast.records import NamedTuple, dataclass, replace
 from tunecast.report.draw.figures import Figures, PhasePeak, grouped_blocks
 from tunecast.report.run.on_card import run_figures
 from tunecast.result import Result
 from tunecast.tape.cards import tapes_by_card
 from tunecast.tape.op import COLLECTIVES, Alloc, Begin, Phase, Tape
+from tunecast.tape.trace.facts import SettingOverride
 from tunecast.tape.trace.interpreter import has_torch, tracing_python
 from tunecast.tape.trace.limits import TraceLimits
 from tunecast.tape.trace.request import Answer
@@ -94,16 +95,53 @@ class TraceDetails(Result):
 
 
 class ScriptTrace(Prediction):
-    """The prediction of a script, with what its trace tells beyond."""
+    """The prediction of a script, with what its trace tells beyond; `plan` and `fit` take it as they take a job."""
 
     KEYS: ClassVar[tuple[str, ...]] = (*Prediction.KEYS, "trace")
 
-    launch: ScriptLaunch
-    answer: Answer
-    on_cards: Mapping[int, OnCard]
-    """By the number of the card; `on_card` is the fullest of them."""
-    gpu_given: bool
-    """Whether a card was named."""
+    def __init__(
+        self, tracer: ScriptTracer, tape: Tape, answer: Answer, traced_on: Gpu, gpu: Gpu, cluster: Cluster | None,
+        clock: ScriptClock | None = None,
+    ) -> None:  # fmt: skip
+        self.tracer, self.launch, self.answer = tracer, tracer.launch, answer
+        self.traced_on, self.gpu_given = traced_on, tracer.gpu is not None
+        self._script = tape
+        self._script_clock = clock or ScriptClock(self._script, tracer.step_count(answer), tracer.processes)
+        self.on_cards = tracer.on_cards(tape, answer, gpu, cluster)
+        """By the number of the card; `on_card` is the fullest of them."""
+        super().__init__(
+            None,
+            None,
+            max(self.on_cards.values(), key=lambda one: (not one.fits, one.device.nbytes)),
+            assumptions=[*tracer.assumptions(answer), *_of_cards(self.on_cards, tracer.gpus)],
+            warnings=_warnings(answer),
+            clock=None if len(self.on_cards) > 1 else lambda _: self._script_clock.timing(gpu, cluster),
+        )
+
+    def on(self, gpu: Gpu, cluster: Cluster | None = None) -> ScriptTrace:
+        """The same trace on other cards: their memory, their speed, the kernels of the card it was traced on."""
+        tracer = replace(self.tracer, gpu=gpu.name)
+        return ScriptTrace(tracer, self._script, self.answer, self.traced_on, gpu, cluster, self._script_clock)
+
+    def of_one_epoch(self) -> ScriptTrace:
+        """The same, taken to end after one epoch of its data where nothing says when it ends."""
+        tracer = replace(self.tracer, one_epoch=True)
+        held = self.on_card
+        return ScriptTrace(tracer, self._script, self.answer, self.traced_on, held.gpu, held.cluster)
+
+    def is_same_on(self, gpu: Gpu) -> bool:
+        """Whether a trace on that card would be this one: kernels look at its capability and size, and this script
+        perhaps at its memory or name."""
+        one, other, asked = card_of(self.traced_on), card_of(gpu), self.answer.facts.asked
+        looks = [(one.capability, other.capability), (one.sm_count, other.sm_count)]
+        looks += [(one.total_bytes, other.total_bytes)] if "memory" in asked else []
+        looks += [(one.name, other.name)] if "name" in asked else []
+        return all(mine == theirs for mine, theirs in looks)
+
+    @property
+    def dtypes(self) -> frozenset[str]:
+        """Of its operations."""
+        return frozenset(op.dtype for op in self._script.ops())
 
     @property
     def fits(self) -> bool | None:  # type: ignore[override]
@@ -156,6 +194,7 @@ def trace(
     models: Names = (),
     python: str | None = None,
     limits: TraceLimits | None = None,
+    total_steps: int | None = None,
     progress: Callable[[float], None] | None = None,
 ) -> ScriptTrace:
     """`command` as it is started: `["train.py", "--epochs", "3"]`, also after python, torchrun or accelerate launch.
@@ -169,6 +208,7 @@ def trace(
     capacity_bytes  give PyTorch this much, whatever the card has; or `reserve_bytes` are held by others
     models          `NAME=CONFIG`: what the script loads as NAME has this config.json, bundled model or Hub id
     python          the interpreter that has torch; `limits`: how long it may run, and how much it may hold
+    total_steps     optimizer steps of the whole run, where the script does not say them itself
     """
     capacity, reserve = size_of("capacity_bytes", capacity_bytes), size_of("reserve_bytes", reserve_bytes) or 0
     if capacity is not None and reserve:
@@ -182,34 +222,112 @@ def trace(
     if not launch.as_module and not os.path.isfile(os.path.join(launch.folder or "", launch.script)):
         launch, interpreter = _program(launch, interpreter, python)
     card = gpu_named(gpu or DEFAULT_GPU)
-    known = _configs(names(models))
     conf, configured = _configured(launch, allocator)
-    tape, answer = _traced(launch, card, steps, gpus or 1, known, interpreter, limits or TraceLimits(), progress)
-    for _ in range(MOST_LAUNCHES):
-        if not answer.launches:
-            break
-        launch = _followed(launch, answer, nproc_per_node, nnodes)
-        conf, configured = _configured(launch, allocator)
-        tape, answer = _traced(launch, card, steps, gpus or 1, known, interpreter, limits or TraceLimits(), progress)
-    missing = unresolved(tape, answer)
-    whole = replace(tape, guesses=(*tape.guesses, *answer.untraced, *(() if gpus else _cards_unseen(launch))))
-    tapes = tapes_by_card(whole)
-    others = _others(launch, card) or _exchange(tapes, card)
-    on_cards = {
-        number: replace(_on_card(each, card, allocator, configured, capacity, reserve, others), unresolved=missing)
-        for number, each in tapes.items()
-    }
-    held = max(on_cards.values(), key=lambda one: (not one.fits, one.device.nbytes))
-    found = ScriptTrace(
-        None,
-        None,
-        held,
-        assumptions=[*_assumptions(launch, answer, gpu, conf, reserve), *_of_cards(on_cards, gpus)],
-        warnings=_warnings(answer),
-        clock=None if len(tapes) > 1 else lambda _: script_timing(whole, card, held.cluster),
+    tracer = ScriptTracer(
+        launch,
+        gpu=gpu,
+        steps=steps,
+        allocator=allocator,
+        conf=conf,
+        configured=configured,
+        capacity_bytes=capacity,
+        reserve_bytes=reserve,
+        models=_configs(names(models)),
+        python=interpreter,
+        limits=limits or TraceLimits(),
+        total_steps=total_steps,
+        nproc_per_node=nproc_per_node,
+        nnodes=nnodes,
+        gpus=gpus,
     )
-    found.launch, found.answer, found.gpu_given, found.on_cards = launch, answer, gpu is not None, on_cards
-    return found
+    return tracer.trace(card, progress=progress)
+
+
+@dataclass(frozen=True)
+class ScriptTracer:
+    """A script and how it is traced: on one card after another, with one change after another."""
+
+    launch: ScriptLaunch
+    gpu: str | None
+    """As it was named; None: no card was."""
+    steps: int
+    allocator: str | None
+    conf: str | None
+    """The allocator's configuration in the environment, and what it says."""
+    configured: AllocatorSettings | None
+    capacity_bytes: int | None
+    reserve_bytes: int
+    models: Mapping[str, Mapping[str, Any]]
+    python: str
+    limits: TraceLimits
+    total_steps: int | None = None
+    one_epoch: bool = False
+    """Whether it is taken to end after an epoch where nothing says when it ends."""
+    nproc_per_node: int | None = None
+    nnodes: int | None = None
+    """As they were given, whatever a launcher says."""
+    gpus: int | None = None
+    """Cards that one process sees."""
+    launchers_followed: int = 0
+
+    @property
+    def processes(self) -> int:
+        """On each machine."""
+        return self.launch.nproc_per_node or 1
+
+    def trace(
+        self,
+        card: Gpu,
+        *,
+        more_args: Sequence[str] = (),
+        overrides: Sequence[SettingOverride] = (),
+        progress: Callable[[float], None] | None = None,
+        again: bool = False,
+    ) -> ScriptTrace:
+        """With further arguments on its command line, and other values of what it sets itself. `again`: what it prints
+        was shown before."""
+        launch = replace(self.launch, args=(*self.launch.args, *more_args))
+        tape, answer = _traced(
+            launch, card, self.steps, self.gpus or 1, self.models, overrides, self.python, self.limits, progress, again
+        )
+        if answer.launches and self.launchers_followed < MOST_LAUNCHES:
+            return self._following(launch, answer).trace(card, overrides=overrides, progress=progress, again=again)
+        unseen = () if self.gpus else _cards_unseen(launch)
+        whole = replace(tape, guesses=(*tape.guesses, *answer.untraced, *unseen))
+        return ScriptTrace(self, whole, answer, card, card, _others(launch, card))
+
+    def _following(self, launch: ScriptLaunch, answer: Answer) -> ScriptTracer:
+        """The script is a launcher: what it would start is traced instead."""
+        inner = _followed(launch, answer, self.nproc_per_node, self.nnodes)
+        conf, configured = _configured(inner, self.allocator)
+        more = self.launchers_followed + 1
+        return replace(self, launch=inner, conf=conf, configured=configured, launchers_followed=more)
+
+    def on_cards(self, tape: Tape, answer: Answer, gpu: Gpu, cluster: Cluster | None) -> dict[int, OnCard]:
+        """By the number of the card, of one process that uses several."""
+        tapes, missing = tapes_by_card(tape), unresolved(tape, answer)
+        others = cluster or _exchange(tapes, gpu)
+        return {
+            number: replace(
+                _on_card(each, gpu, self.allocator, self.configured, self.capacity_bytes, self.reserve_bytes, others),
+                unresolved=missing,
+            )
+            for number, each in tapes.items()
+        }
+
+    def assumptions(self, answer: Answer) -> list[str]:
+        return _assumptions(self.launch, answer, self.gpu, self.conf, self.reserve_bytes)
+
+    def step_count(self, answer: Answer) -> StepCount:
+        """Counted, where the script ran to its end; else as the user, then as its trainer says."""
+        facts = answer.facts
+        if answer.finished and answer.steps and not answer.error:
+            return StepCount(answer.steps, "the trace, which ran to its end,", facts.epoch_steps)
+        if self.total_steps is not None:
+            return StepCount(self.total_steps, "--total-steps", facts.epoch_steps)
+        if facts.total_steps is None and self.one_epoch:
+            return StepCount(facts.epoch_steps, "one epoch of the script's data loader", facts.epoch_steps)
+        return StepCount(facts.total_steps, facts.total_steps_from, facts.epoch_steps)
 
 
 def _launch(
@@ -300,16 +418,18 @@ def _traced(
     steps: int,
     gpus: int,
     models: Mapping[str, Any],
+    overrides: Sequence[SettingOverride],
     python: str,
     limits: TraceLimits,
     progress: Callable[[float], None] | None,
+    quiet: bool,
 ) -> tuple[Tape, Answer]:
     try:
         return trace_script(
             launch.script, launch.args, card_of(gpu), as_module=launch.as_module, steps=steps,
             nproc_per_node=launch.nproc_per_node or 1, nnodes=launch.nnodes or 1, gpus=gpus,
             rank_variables=launch.rank_variables, environment=launch.environment, cwd=launch.folder, models=models,
-            python=python, limits=limits, progress=progress,
+            overrides=overrides, python=python, limits=limits, progress=progress, quiet=quiet,
         )  # fmt: skip
     except ScriptFailed as error:
         raise NotResolved(f"the script fails before its first step is done: {_in_short(error.answer)}") from None

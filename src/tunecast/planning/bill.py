@@ -67,9 +67,9 @@ class Bill(NamedTuple):
     """Of a spot machine that is interrupted as often as the roughest one measured."""
 
 
-def start_of(offer: Offer, of: Provider, job: Job) -> StartTime:
+def start_of(offer: Offer, of: Provider, job: Job | None) -> StartTime:
     """The provider's own where it is known, the user's where the job has it."""
-    own = job.hardware.provisioning_s
+    own = 0.0 if job is None else job.hardware.provisioning_s
     if own or offer.kind == OWNED:
         return StartTime(own, own, own)
     low, high = of.provisioning_s or USUAL_START_S
@@ -77,8 +77,10 @@ def start_of(offer: Offer, of: Provider, job: Job) -> StartTime:
 
 
 class Biller:
-    def __init__(self, job: Job, said: Terms) -> None:
-        self.job, self.said, self.serving = job, said, server_cards(job)
+    """`job`: None of a script, of whose checkpoints nothing is known."""
+
+    def __init__(self, job: Job | None, said: Terms) -> None:
+        self.job, self.said, self.serving = job, said, 0 if job is None else server_cards(job)
         self._terms: dict[Offer, tuple[Provider, StartTime]] = {}
 
     def terms(self, offer: Offer) -> tuple[Provider, StartTime]:
@@ -115,10 +117,10 @@ class Biller:
         self, timed: Timed, phases_s: Mapping[str, float], step_s: float, offer: Offer, nodes: int, rate: float | None
     ) -> Cost:
         of, _ = self.terms(offer)
-        said, run = self.said, self.job.run
+        said = self.said
         steps = self.save_steps(timed, offer)
         saved = self.checkpoints(timed, offer)
-        kept = min(saved, run.save_total_limit or saved)
+        kept = min(saved, (None if self.job is None else self.job.run.save_total_limit) or saved)
         stored = (kept * timed.checkpoint_bytes + timed.weights_bytes) * said.runs
         return total_cost(
             phases_s,
@@ -216,8 +218,10 @@ def _save_s(timed: Timed) -> float:
     return timed.whole.phases_s.get("checkpoints", 0.0) / max(1, timed.whole.checkpoints)
 
 
-def _between_saves_s(timed: Timed, step_s: float, job: Job) -> float | None:
+def _between_saves_s(timed: Timed, step_s: float, job: Job | None) -> float | None:
     """None where nothing is saved on the way."""
+    if job is None:
+        return None
     if job.run.save_strategy == "steps":
         return steps_between_saves(job, timed.whole.steps) * step_s
     if job.run.save_strategy == "epoch" and timed.whole.checkpoints:

@@ -103,8 +103,8 @@ class Choice(Result):
     FROM: ClassVar[Mapping[str, str]] = {"job": "settings"}
 
     fleet: Fleet
-    job: Job
-    """The user's with `changes`."""
+    job: Job | None
+    """The user's with `changes`; None of a script, which runs as it is."""
     changes: Mapping[str, object]
     """Fields that differ from the user's job, by dotted name."""
     device_bytes: int
@@ -141,6 +141,8 @@ class Choice(Result):
     """Whether runs on this card, with this kind of stack, were measured."""
     runs: int = 1
     """Variants of the job that run one after another."""
+    script_epochs: float | None = None
+    """Of a script, where its data loader says how long one is."""
     stock: str | None = None
     """Whether one is free, as its provider said; None where nobody was asked."""
 
@@ -155,16 +157,23 @@ class Choice(Result):
 
     @property
     def cost(self) -> ChoiceCost:
-        bill, epochs = self.bill, self.job.data.epochs * self.runs
+        bill, epochs = self.bill, self.epochs
         return ChoiceCost(
             bill.lines,
             bill.billed_s,
             bill.interruptions,
-            None if self.job.run.max_steps is not None else bill.usd_per_epoch(epochs),
+            None if epochs is None else bill.usd_per_epoch(epochs * self.runs),
             bill.usd_per_million_tokens(self.tokens) if self.tokens else None,
             bill.usd_per_year(),
             bill.assumptions,
         )
+
+    @property
+    def epochs(self) -> float | None:
+        """None where the run is given in steps."""
+        if self.job is None:
+            return self.script_epochs
+        return None if self.job.run.max_steps is not None else self.job.data.epochs
 
     @property
     def if_rough(self) -> RoughCase | None:
@@ -210,8 +219,10 @@ class Choice(Result):
         return min(each), max(each)
 
     @property
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, Any] | None:
         """The knobs chosen, nested as a job's file has them: written over the user's file they make this job."""
+        if self.job is None:
+            return None
         flat, without = self.job.flat(), "lora.rank" if self.job.method == "full" else ""
         return nested({dotted: flat[dotted] for dotted in SETTINGS if dotted != without})
 
@@ -322,8 +333,8 @@ class Plan(Result):
     )
     FROM: ClassVar[Mapping[str, str]] = {"best": "best_name"}
 
-    job: Job
-    """As the user wrote it, with the data that was assumed where none was given."""
+    job: Job | None
+    """As the user wrote it, with the data that was assumed where none was given; None of a script."""
     as_of: date
     picks: Picks
     """All of the front."""
@@ -352,12 +363,14 @@ class Plan(Result):
     """What the job does not say, of the choice the answer begins with."""
     effects: tuple[Effect, ...] = ()
     """What other values of that would change there."""
+    script: str | None = None
+    """Of a script: its command and how long it runs, in words."""
     failure: TunecastError | None = None
     """Why the plan answers less than was asked; None where it answers all of it."""
 
     @property
     def id(self) -> str | int | None:
-        return self.job.id
+        return None if self.job is None else self.job.id
 
     @property
     def best(self) -> Choice | None:

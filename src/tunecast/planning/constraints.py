@@ -112,7 +112,7 @@ def _remedy(rig: Rig, need: Need, space: Space, fitting: Iterable[Rig]) -> str:
         return f"{more[0].hardware}, which fits"
     if need.of_host:
         return "a machine with more host RAM; if yours has it: tunecast offers add"
-    return " or ".join([*_milder(space, rig), _larger(need)])
+    return " or ".join([*_milder(space, rig), larger_card(need.needs_bytes)])
 
 
 def _milder(space: Space, rig: Rig) -> Iterator[str]:
@@ -139,8 +139,8 @@ def _milder(space: Space, rig: Rig) -> Iterator[str]:
         yield "--allow optimizer (8-bit states)"
 
 
-def _larger(need: Need) -> str:
-    cards = [card for card in gpus().values() if card.vendor == "NVIDIA" and card.memory_bytes > need.needs_bytes]
+def larger_card(needs_bytes: int) -> str:
+    cards = [card for card in gpus().values() if card.vendor == "NVIDIA" and card.memory_bytes > needs_bytes]
     if not cards:
         return "more cards: none has that much"
     least = min(cards, key=lambda card: (card.memory_bytes, card.name))

@@ -9,6 +9,7 @@ One machine is looked at first; several where none is enough, or where they are 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import date
 
@@ -33,6 +34,7 @@ from tunecast.planning.choice import (
     Picks,
     Plan,
     PriceList,
+    Refusal,
     Searched,
 )
 from tunecast.planning.constraints import affordable, refusals, ruled_out
@@ -88,119 +90,115 @@ def plan_of(
     model = model or models_of(job)
     job = fill_in_of(with_data(job, assumed), model)
     require_architecture(job, model)
-    planner = _Planner(job, offers, question, model, progress, bounds)
-    limits = question.limits
-    outcome, several = planner.search_wider(limits.within_s)
-    choices = [planner.choice(point) for point in outcome.front]
-    within = affordable(choices, limits)
-    if not choices and limits.within_s is not None:  # what comes nearest
-        outcome, several = planner.search_wider(None)
-        choices = [planner.choice(point) for point in outcome.front]
-    shown = space_out(within or choices)
-    picks = pick(shown if within else (), limits.within_s)
-    final = planner.explain(picks, shown)
-    if front_in_full:
-        final |= {id(each): planner.with_prediction(each) for each in shown if id(each) not in final}
-    best = picks["cheapest"]
-    others = [planner.choice(point) for point in sorted(outcome.best.values(), key=lambda point: point[:3])]
-    others = (affordable(others, limits) if within else others) or shown
-    refused = refusals(planner.space, outcome, planner.main)
-    return Plan(
-        job=job,
-        as_of=question.today,
-        picks=Picks({name: None if each is None else final[id(each)] for name, each in picks.items()}),
-        pareto=tuple(final.get(id(each), each) for each in shown),
-        choices=tuple(final.get(id(each), each) for each in others),
-        refused=refused,
-        ruled_out=ruled_out(planner.space, outcome, refused, planner.main),
-        searched=Searched(*planner.search_counts()),
-        limits=limits,
-        asked=question.asked,
-        money=question.money,
-        beside=tuple(planner.beside(outcome, best)),
-        dearer={} if best is None else planner.dearer(outcome),
-        savings=() if best is None else planner.savings(best),
-        prices=PriceList(
-            offers.listed,
-            None if offers.listed is None else max(0, (question.today - offers.listed).days),
-            offers.old,
-            {_offer_named(offer): why for offer, why in offers.outliers.items()},
-            offers.unknown,
-        ),
-        notes=tuple(_notes(picks, offers, question)),
-        assumptions=(*assumed, *_assumptions(planner.space, picks, several)),
-        warnings=planner.model.notes,
-    )
+    planner = JobPlanner(job, offers, question, model, progress, bounds)
+    return planner.make(assumed, front_in_full=front_in_full)
 
 
-class _Planner:
-    """One question, asked of the search once or with more machines and fewer limits."""
+class PlanMaker(ABC):
+    """One question, asked of the search once or with more machines and fewer limits: what a job and a script share."""
 
-    def __init__(
-        self, job: Job, offers: Selection, question: Question, model: ModelConfig, progress: Progress | None,
-        bounds: bool,
-    ) -> None:  # fmt: skip
-        self.job, self.offers, self.question, self.model = job, offers, question, model
-        self.progress, self.bounds = progress, bounds
+    job: Job | None
+
+    def __init__(self, job: Job | None, offers: Selection, question: Question) -> None:
+        self.job, self.offers, self.question = job, offers, question
         self.main = frozenset(offers.offers)
         groups = {**offers.beside, **{f"{UNPROVEN} {name}": of for name, of in offers.unproven.items()}}
         self.groups: Mapping[str, frozenset[Offer]] = {
             name: frozenset(of) for name, of in groups.items() if name != "reserved"
         }
         self.biller = Biller(job, question.terms)
-        self.space = self.alone = self._space(several=False)
-        self.estimator = Estimator(self.space, model)
         self._outcomes: list[Outcome] = []
         self._made: dict[tuple[object, ...], tuple[Point[FittingSetting], Choice]] = {}
 
-    def _space(self, *, several: bool) -> Space:
-        freedom = self.question.freedom
-        if freedom.nodes_up_to is None and not freedom.is_fixed("hardware.nodes") and not several:
-            freedom = replace(freedom, nodes_up_to=1)
-        offers = dict.fromkeys([*self.offers.offers, *(each for of in self.groups.values() for each in of)])
-        return space_of(self.job, freedom, list(offers), self.model.raw)
-
+    @abstractmethod
     def search_wider(self, within_s: float | None) -> tuple[Outcome, bool]:
-        """Of one machine; of several where none is enough, and whether it is. What was asked for comes first."""
-        self.space = self.estimator.space = self.alone
-        outcome = self._search(within_s)
-        enough = outcome.front and outcome.front[0].of.held.fits_surely
-        if enough or self.question.freedom.nodes_up_to is not None:
-            return outcome, False
-        self.space = self.estimator.space = self._space(several=True)
-        wider = self._search(within_s)
-        if wider.front and (not outcome.front or wider.front[0].of.held.fits_surely):
-            return wider, True
-        self.space = self.estimator.space = self.alone
-        return outcome, False
+        """Of one machine; of several where none is enough, and whether it is."""
 
-    def _search(self, within_s: float | None) -> Outcome:
+    @abstractmethod
+    def validated(self, rig: Rig) -> bool:
+        """Whether runs on this card, with this kind of stack, were measured."""
+
+    @abstractmethod
+    def _choice(self, point: Point[FittingSetting]) -> Choice: ...
+
+    @abstractmethod
+    def with_prediction(self, choice: Choice) -> Choice: ...
+
+    @abstractmethod
+    def refusals(self, outcome: Outcome) -> tuple[Refusal, ...]: ...
+
+    @abstractmethod
+    def assumptions(self, picks: Mapping[str, Choice | None], several: bool) -> list[str]: ...
+
+    def ruled_out(self, outcome: Outcome, refused: Sequence[Refusal]) -> tuple[str, ...]:
+        """Hardware of which nothing had to be predicted."""
+        return ()
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        return ()
+
+    @property
+    def script(self) -> str | None:
+        return None
+
+    def make(self, assumed: Sequence[str], *, front_in_full: bool = False) -> Plan:
+        question, offers, limits = self.question, self.offers, self.question.limits
+        outcome, several = self.search_wider(limits.within_s)
+        choices = [self.choice(point) for point in outcome.front]
+        within = affordable(choices, limits)
+        if not choices and limits.within_s is not None:  # what comes nearest
+            outcome, several = self.search_wider(None)
+            choices = [self.choice(point) for point in outcome.front]
+        shown = space_out(within or choices)
+        picks = pick(shown if within else (), limits.within_s)
+        final = self.explain(picks, shown)
+        if front_in_full:
+            final |= {id(each): self.with_prediction(each) for each in shown if id(each) not in final}
+        best = picks["cheapest"]
+        others = [self.choice(point) for point in sorted(outcome.best.values(), key=lambda point: point[:3])]
+        others = (affordable(others, limits) if within else others) or shown
+        refused = self.refusals(outcome)
+        return Plan(
+            job=self.job,
+            as_of=question.today,
+            picks=Picks({name: None if each is None else final[id(each)] for name, each in picks.items()}),
+            pareto=tuple(final.get(id(each), each) for each in shown),
+            choices=tuple(final.get(id(each), each) for each in others),
+            refused=refused,
+            ruled_out=self.ruled_out(outcome, refused),
+            searched=Searched(*self.search_counts()),
+            limits=limits,
+            asked=question.asked,
+            money=question.money,
+            beside=tuple(self.beside(outcome, best)),
+            dearer={} if best is None else self.dearer(outcome),
+            savings=() if best is None else self.savings(best),
+            prices=PriceList(
+                offers.listed,
+                None if offers.listed is None else max(0, (question.today - offers.listed).days),
+                offers.old,
+                {_offer_named(offer): why for offer, why in offers.outliers.items()},
+                offers.unknown,
+            ),
+            notes=tuple(_notes(picks, offers, question)),
+            assumptions=(*assumed, *self.assumptions(picks, several)),
+            warnings=self.warnings,
+            script=self.script,
+        )
+
+    def aims(self, within_s: float | None) -> list[Aim]:
+        """What is looked for beside the front."""
         main = self.main
         aims = [Aim(name, _accepting(of), within_s, cheaper=True) for name, of in self.groups.items()]
         if not self.question.validated:  # else the front is of these
-            aims.append(Aim(VALIDATED, lambda rig, offer: offer in main and self._validated(rig), within_s))
+            aims.append(Aim(VALIDATED, lambda rig, offer: offer in main and self.validated(rig), within_s))
         if within_s is not None:
             aims.append(Aim(NO_DEADLINE, _accepting(main), cheaper=True))
-        search = Search(
-            self.space,
-            self.estimator,
-            self.biller,
-            aim=Aim(FRONT, self._may_be_picked, within_s),
-            aims=aims,
-            bounds=self.bounds,
-            progress=self.progress,
-        )
-        self._outcomes.append(search.run())
-        return self._outcomes[-1]
+        return aims
 
-    def _validated(self, rig: Rig) -> bool:
-        """Whether runs on this card, with this kind of stack, were measured."""
-        job = self.job
-        low = job.matmul_dtype is not None
-        return evidence_for(rig.gpu_name, job.stack, job.method, rig.cards > 1, low_precision=low).validated
-
-    def _may_be_picked(self, rig: Rig, offer: Offer) -> bool:
-        return offer in self.main and (not self.question.validated or self._validated(rig))
+    def may_be_picked(self, rig: Rig, offer: Offer) -> bool:
+        return offer in self.main and (not self.question.validated or self.validated(rig))
 
     def search_counts(self) -> tuple[int, int, int, float]:
         """Of all searches; the space is the widest one's."""
@@ -214,54 +212,6 @@ class _Planner:
         if key not in self._made:
             self._made[key] = point, self._choice(point)
         return self._made[key][1]
-
-    def _choice(self, point: Point[FittingSetting]) -> Choice:
-        rig, setting, offer, timed, held = point.of
-        biller = self.biller
-        bill = biller.bill(timed, offer, rig.nodes)
-        _, start = biller.terms(offer)
-        job = self.space.job_of(rig, setting)
-        job = replace(job, data=replace(job.data, num_proc=self.space.processes(offer)))
-        job = replace(job, hardware=replace(job.hardware, provisioning_s=start.likely_s))
-        if bill.save_steps is not None:
-            job = replace(job, run=replace(job.run, save_strategy="steps", save_steps=bill.save_steps))
-        before, after = self.space.job.flat(), job.flat()
-        evidence = evidence_of(job, rig.gpu_name)
-        return Choice(
-            fleet=Fleet(rig.gpu, rig.gpus, rig.nodes, offer, biller.serving),
-            job=job,
-            changes={name: after[name] for name in SETTINGS if before[name] != after[name]},
-            device_bytes=held.device_bytes,
-            device_range_bytes=held.range_bytes,
-            capacity_bytes=held.capacity_bytes,
-            step_s=timed.step_s,
-            total_s=bill.total_s,
-            total_range_s=bill.range_s,
-            bill=bill.cost,
-            usd_range=bill.usd_range,
-            tokens=timed.whole.real_tokens * biller.said.runs,
-            phases_s=biller.phases(timed, offer),
-            risk=_risk(held.range_bytes[1], held.capacity_bytes),
-            rough=bill.rough,
-            ram_bytes=self.estimator.ram_bytes(rig, setting),
-            disk_bytes=self._disk_bytes(point.of),
-            evidence=evidence.words,
-            validated=evidence.validated,
-            runs=biller.said.runs,
-        )
-
-    def _disk_bytes(self, found: FittingSetting) -> int | None:
-        """None where the job's files are not known."""
-        outside = self.estimator.outside(found.setting.technique, found.setting.spread._replace(layers=1))
-        if outside is None:
-            return None
-        saved, limit = self.biller.checkpoints(found.timed, found.offer), self.job.run.save_total_limit
-        at_once = saved if limit is None else min(saved, limit + 1)
-        written = at_once * found.timed.checkpoint_bytes + found.timed.weights_bytes
-        return outside.loading.host_mapped_bytes + self.question.terms.runs * written
-
-    def with_prediction(self, choice: Choice) -> Choice:
-        return replace(choice, prediction=analytic(choice.job))
 
     def explain(self, picks: Mapping[str, Choice | None], front: Sequence[Choice]) -> dict[int, Choice]:
         """Each pick with its reasons and its whole prediction; one that is several is said why for each."""
@@ -308,6 +258,124 @@ class _Planner:
         return savings(best, point.of.timed, self.biller)
 
 
+class JobPlanner(PlanMaker):
+    """Of a job, whose settings are chosen with the machines."""
+
+    job: Job
+
+    def __init__(
+        self, job: Job, offers: Selection, question: Question, model: ModelConfig, progress: Progress | None,
+        bounds: bool,
+    ) -> None:  # fmt: skip
+        super().__init__(job, offers, question)
+        self.model, self.progress, self.bounds = model, progress, bounds
+        self.space = self.alone = self._space(several=False)
+        self.estimator = Estimator(self.space, model)
+
+    def _space(self, *, several: bool) -> Space:
+        freedom = self.question.freedom
+        if freedom.nodes_up_to is None and not freedom.is_fixed("hardware.nodes") and not several:
+            freedom = replace(freedom, nodes_up_to=1)
+        offers = dict.fromkeys([*self.offers.offers, *(each for of in self.groups.values() for each in of)])
+        return space_of(self.job, freedom, list(offers), self.model.raw)
+
+    def search_wider(self, within_s: float | None) -> tuple[Outcome, bool]:
+        """Of one machine; of several where none is enough, and whether it is. What was asked for comes first."""
+        self.space = self.estimator.space = self.alone
+        outcome = self._search(within_s)
+        enough = outcome.front and outcome.front[0].of.held.fits_surely
+        if enough or self.question.freedom.nodes_up_to is not None:
+            return outcome, False
+        self.space = self.estimator.space = self._space(several=True)
+        wider = self._search(within_s)
+        if wider.front and (not outcome.front or wider.front[0].of.held.fits_surely):
+            return wider, True
+        self.space = self.estimator.space = self.alone
+        return outcome, False
+
+    def _search(self, within_s: float | None) -> Outcome:
+        search = Search(
+            self.space,
+            self.estimator,
+            self.biller,
+            aim=Aim(FRONT, self.may_be_picked, within_s),
+            aims=self.aims(within_s),
+            bounds=self.bounds,
+            progress=self.progress,
+        )
+        self._outcomes.append(search.run())
+        return self._outcomes[-1]
+
+    def validated(self, rig: Rig) -> bool:
+        job = self.job
+        low = job.matmul_dtype is not None
+        return evidence_for(rig.gpu_name, job.stack, job.method, rig.cards > 1, low_precision=low).validated
+
+    def _choice(self, point: Point[FittingSetting]) -> Choice:
+        rig, setting, offer, timed, held = point.of
+        assert setting is not None
+        biller = self.biller
+        bill = biller.bill(timed, offer, rig.nodes)
+        _, start = biller.terms(offer)
+        job = self.space.job_of(rig, setting)
+        job = replace(job, data=replace(job.data, num_proc=self.space.processes(offer)))
+        job = replace(job, hardware=replace(job.hardware, provisioning_s=start.likely_s))
+        if bill.save_steps is not None:
+            job = replace(job, run=replace(job.run, save_strategy="steps", save_steps=bill.save_steps))
+        before, after = self.space.job.flat(), job.flat()
+        evidence = evidence_of(job, rig.gpu_name)
+        return Choice(
+            fleet=Fleet(rig.gpu, rig.gpus, rig.nodes, offer, biller.serving),
+            job=job,
+            changes={name: after[name] for name in SETTINGS if before[name] != after[name]},
+            device_bytes=held.device_bytes,
+            device_range_bytes=held.range_bytes,
+            capacity_bytes=held.capacity_bytes,
+            step_s=timed.step_s,
+            total_s=bill.total_s,
+            total_range_s=bill.range_s,
+            bill=bill.cost,
+            usd_range=bill.usd_range,
+            tokens=timed.whole.real_tokens * biller.said.runs,
+            phases_s=biller.phases(timed, offer),
+            risk=risk_of(held.range_bytes[1], held.capacity_bytes),
+            rough=bill.rough,
+            ram_bytes=self.estimator.ram_bytes(rig, setting),
+            disk_bytes=self._disk_bytes(point.of),
+            evidence=evidence.words,
+            validated=evidence.validated,
+            runs=biller.said.runs,
+        )
+
+    def _disk_bytes(self, found: FittingSetting) -> int | None:
+        """None where the job's files are not known."""
+        assert found.setting is not None
+        outside = self.estimator.outside(found.setting.technique, found.setting.spread._replace(layers=1))
+        if outside is None:
+            return None
+        saved, limit = self.biller.checkpoints(found.timed, found.offer), self.job.run.save_total_limit
+        at_once = saved if limit is None else min(saved, limit + 1)
+        written = at_once * found.timed.checkpoint_bytes + found.timed.weights_bytes
+        return outside.loading.host_mapped_bytes + self.question.terms.runs * written
+
+    def with_prediction(self, choice: Choice) -> Choice:
+        assert choice.job is not None
+        return replace(choice, prediction=analytic(choice.job))
+
+    def refusals(self, outcome: Outcome) -> tuple[Refusal, ...]:
+        return refusals(self.space, outcome, self.main)
+
+    def ruled_out(self, outcome: Outcome, refused: Sequence[Refusal]) -> tuple[str, ...]:
+        return ruled_out(self.space, outcome, refused, self.main)
+
+    def assumptions(self, picks: Mapping[str, Choice | None], several: bool) -> list[str]:
+        return _assumptions(self.space, picks, several)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        return self.model.notes
+
+
 def _accepting(offers: frozenset[Offer]) -> Callable[[Rig, Offer], bool]:
     return lambda rig, offer: offer in offers
 
@@ -326,7 +394,7 @@ def with_data(job: Job, assumed: list[str]) -> Job:
     return replace(job, data=replace(data, tokens=ASSUMED_TOKENS))
 
 
-def _risk(high_bytes: int, capacity_bytes: int) -> str | None:
+def risk_of(high_bytes: int, capacity_bytes: int) -> str | None:
     if high_bytes <= capacity_bytes:
         return None
     over = (high_bytes - capacity_bytes) / GIB

@@ -48,10 +48,10 @@ Way = tuple[str, dict[str, float]]
 
 
 def _shorter(phases: dict[str, float], biller: Biller, is_spot: bool) -> Iterator[Way]:
-    run = biller.job.run
+    saves = biller.job is not None and biller.job.run.save_strategy != "no"
     if phases.get("preparation"):
         yield "tokenise before you rent (data.prepared)", {**phases, "preparation": 0.0}
-    if phases.get("checkpoints") and run.save_strategy != "no" and not is_spot:
+    if phases.get("checkpoints") and saves and not is_spot:
         yield "save the model at the end alone (run.save_strategy: no)", {**phases, "checkpoints": 0.0}
     if phases.get("evaluation"):
         advice = "evaluate afterwards on a cheaper card (run.eval_strategy: no)"
@@ -63,6 +63,8 @@ def _shorter(phases: dict[str, float], biller: Biller, is_spot: bool) -> Iterato
 def _other_settings(choice: Choice, phases: dict[str, float], is_spot: bool) -> Iterator[Way]:
     """Each is predicted, so only what can be worth it is tried."""
     job, total_s = choice.job, sum(phases.values())
+    if job is None:
+        return
     if phases.get("checkpoints", 0.0) > WORTH * total_s and not (job.run.save_only_model or is_spot):
         without = replace(job, run=replace(job.run, save_only_model=True))
         yield from _predict("save checkpoints without the optimizer (run.save_only_model)", without, choice)

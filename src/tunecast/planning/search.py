@@ -65,7 +65,8 @@ class FittingSetting(NamedTuple):
     """A setting that fits, on an offer."""
 
     rig: Rig
-    setting: Setting
+    setting: Setting | None
+    """None of a script, which runs as it is."""
     offer: Offer
     timed: Timed
     held: Held

@@ -335,7 +335,7 @@ def space_of(job: Job, freedom: Freedom, offers: Sequence[Offer], config: Mappin
         if most is None:
             alone[offer.provider] = None
         for nodes in range(1, min(most or 1, wanted) + 1):
-            rig = _rig(job, offer, nodes)
+            rig = rig_of(offer, nodes, job.hardware.inter_node_gbps)
             why = _refused(job, freedom, rig, batch)
             if why is None:
                 rigs.setdefault(rig, []).append(offer)
@@ -368,11 +368,11 @@ def divisors(number: int) -> list[int]:
     return [*small, *(number // n for n in reversed(small) if n * n != number)]
 
 
-def _rig(job: Job, offer: Offer, nodes: int) -> Rig:
+def rig_of(offer: Offer, nodes: int, inter_node_gbps: float | None = None) -> Rig:
     """As the machine is described, else as the card's own reference; what the user wrote of the network stays."""
     node = offer.node
     link = offer.interconnect or (None if node is None else node.interconnect)
-    rate = job.hardware.inter_node_gbps
+    rate = inter_node_gbps
     if rate is None and nodes > 1 and node is not None and node.inter_node_gbit_per_s is not None:
         rate = node.inter_node_gbit_per_s / offer.gpus
     return Rig(offer.gpu, offer.gpus, nodes, link if offer.gpus > 1 else None, rate if nodes > 1 else None)

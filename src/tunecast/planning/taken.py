@@ -23,7 +23,7 @@ LARGER = 4
 
 
 def _batch(plan: Plan, job: Job) -> tuple[Taken, ...]:
-    if any(plan.job.is_given(field) for field in ("micro_batch", "grad_accum")):
+    if plan.job is None or any(plan.job.is_given(field) for field in ("micro_batch", "grad_accum")):
         return ()
     rows = rows_per_step(plan.job)
     return (Taken(BATCH, rows, "transformers' default", {"grad_accum": LARGER * job.grad_accum}),)
@@ -32,7 +32,7 @@ def _batch(plan: Plan, job: Job) -> tuple[Taken, ...]:
 def with_taken(plan: Plan, terms: Terms) -> Plan:
     """The plan with what its job leaves open, each tried with another value on the best choice's own machine."""
     best = plan.best
-    if best is None:
+    if best is None or best.job is None:
         return plan
     done = analytic(best.job)
     every_other = taken(best.job, done.model.model_type)

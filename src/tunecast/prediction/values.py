@@ -32,6 +32,16 @@ class Memory(Result):
     breakdown_bytes: Mapping[str, int]
 
 
+class CodeLine(NamedTuple):
+    """A line of code, and what the card works on for it in a step, its backward pass included."""
+
+    source: str
+    """`/home/me/train.py:31 > …/modeling_llama.py:175`: the script's line, and the library's that ran for it."""
+    gpu_s: float
+    fraction: float
+    """Of all that the card works in a step."""
+
+
 @dataclass(frozen=True)
 class Time(Result):
     """Of one optimizer step, and of the whole job where the job says how long it is.
@@ -60,6 +70,11 @@ class Time(Result):
     """What is not included; None where there is no total that it would be missing from."""
     task_s: Mapping[str, float] | None = None
     """Of a step that generates: `generate`, `score` and `train`, which sum to `step_s`; None where none does."""
+    epoch_s: float | None = None
+    """Of a script whose data loader says how long an epoch is: the steps alone."""
+    epoch_steps: int | None = None
+    lines: tuple[CodeLine, ...] | None = None
+    """Of a script: the lines that take the most time of a step."""
 
     def to_dict(self) -> dict[str, Any]:
         """What follows `why` is left out where it is not known."""

@@ -209,6 +209,11 @@ def step_of(events: Sequence[Event], standing: Standing | None, grad_accum: int 
     return Step(with_micro_batches(sections_of(events, standing), grad_accum))
 
 
+def traced_step(events: Sequence[Event]) -> Step:
+    """The same of a step whose events are all there: every layer, every micro-batch."""
+    return Step(_with_loops(sections_of(events, None)))
+
+
 def with_micro_batches(sections: Sequence[StepSection], grad_accum: int) -> tuple[StepSection, ...]:
     """The second of a few stands for all that are missing; loops are written out."""
     sections = _with_loops(sections)

@@ -10,7 +10,8 @@ ranges_table.py  How far measured steps lie from their predictions. Written by `
                  edit
 reasons.py       Why a step takes as long as it does, in sentences; and what the host must have
 runtime.py       The time of one optimizer step: the host and the card run beside each other
-script_time.py   How long a step of a traced script takes: its own operations, priced as those of a job are
+script_time.py   How long a traced script takes: its own operations, priced as those of a job are; by step, epoch,
+                 whole run, line
 stages.py        The time of a step whose layers are spread over pipeline stages, or over cards that work one after
                  another
 timing.py        What is said of a job's time, utilisation and energy: the parts of a prediction beside memory

@@ -1,18 +1,30 @@
-"""How long a step of a traced script takes: its own operations, priced as those of a job are."""
+"""How long a traced script takes: its own operations, priced as those of a job are; by step, epoch, whole run, line.
+
+    tape ──► steps, each lowered once ──► priced on any number of cards ──► Timing
+
+How many steps the whole run takes is the script's own to say (`StepCount`); what happens around them and is on no tape
+(reading and saving files, evaluation, data on the CPU) is named in `Time.missing`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
+from math import sqrt
 from typing import TYPE_CHECKING
 
 from tunecast.hardware.spec import Gpu
+from tunecast.prediction.price import op_seconds
 from tunecast.prediction.price.host import DEFAULT_HOST
 from tunecast.prediction.time.ranges import band_of, kind_of, within
 from tunecast.prediction.time.reasons import parts_told
 from tunecast.prediction.time.runtime import StepTime, step_time
-from tunecast.prediction.values import Time, Timing
-from tunecast.tape.op import Begin, Event, Phase, Tape
-from tunecast.tape.step import step_of
+from tunecast.prediction.time.timing import PEAKS
+from tunecast.prediction.time.whole import FIRST_STEP_S, PHASES, START_S, SecondsRange
+from tunecast.prediction.values import CodeLine, HostNeeds, Time, Timing, Utilization
+from tunecast.records import NamedTuple, replace
+from tunecast.tape.op import Begin, Event, Op, Phase, Tape
+from tunecast.tape.step import Step, traced_step
 
 if TYPE_CHECKING:
     from tunecast.hardware.cluster import Cluster
@@ -23,21 +35,53 @@ OF_A_SCRIPT = (
     "time: of the traced operations, launched by a host like the measured H200's; the Python calls of checkpointing "
     "leave no trace, so launch-bound steps may be longer"
 )
+AROUND = (
+    "data loading and what the script computes on the CPU",
+    "downloading, loading and saving the model, checkpoints and evaluation",
+)
+"""What a whole run of a script takes besides."""
+MOST_LINES = 12
+BACKWARD = " (backward)"
 
 
-def script_timing(tape: Tape, gpu: Gpu, cluster: Cluster | None = None) -> Timing:
-    """The mean of the script's steps. A script may run any operation: what cannot be priced is a warning, and must not
-    take the memory with it."""
-    steps = whole_steps(tape)
-    if not steps:
-        return Timing()
-    try:
-        times = [step_time(step_of(events, None), gpu, DEFAULT_HOST, cluster) for events in steps]
-    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
-        return Timing(
-            warnings=(f"time was not computed: {type(error).__name__} while pricing the script's operations",)
-        )
-    return Timing(_mean_time(times, gpu, several=cluster is not None), assumptions=(OF_A_SCRIPT,))
+class StepCount(NamedTuple):
+    """Optimizer steps of a script's whole run and of an epoch; None is what nobody says."""
+
+    total: int | None = None
+    total_from: str = ""
+    """Who says so."""
+    epoch: int | None = None
+
+
+class ScriptClock:
+    """The steps of one tape, lowered once and priced on any number of cards."""
+
+    def __init__(self, tape: Tape, count: StepCount | None = None, processes: int = 1) -> None:
+        self._tape, self.count, self.processes = tape, count or StepCount(), processes
+
+    @cached_property
+    def _events(self) -> Sequence[Sequence[Event]]:
+        return whole_steps(self._tape)
+
+    @cached_property
+    def _steps(self) -> list[Step]:
+        return [traced_step(events) for events in self._events]
+
+    def timing(self, gpu: Gpu, cluster: Cluster | None = None) -> Timing:
+        """The mean of the script's steps. A script may run any operation: what cannot be priced is a warning, and must
+        not take the memory with it."""
+        if not self._events:
+            return Timing()
+        try:
+            times = [step_time(step, gpu, DEFAULT_HOST, cluster) for step in self._steps]
+            lines = code_lines([event for events in self._events for event in events], len(self._events), gpu)
+        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+            return Timing(
+                warnings=(f"time was not computed: {type(error).__name__} while pricing the script's operations",)
+            )
+        time = with_whole_run(_mean_time(times, gpu, several=cluster is not None), self.count)
+        assumptions = [OF_A_SCRIPT, *_length_told(self.count)]
+        return Timing(replace(time, lines=lines), _utilization(times, gpu, self.processes), None, tuple(assumptions))
 
 
 def whole_steps(tape: Tape) -> Sequence[Sequence[Event]]:
@@ -49,6 +93,50 @@ def whole_steps(tape: Tape) -> Sequence[Sequence[Event]]:
         if number >= 0 and any(isinstance(e, Begin) and e.phase is Phase.OPTIMIZER for e in events)
     ]
     return whole[1:] or whole
+
+
+def with_whole_run(time: Time, count: StepCount) -> Time:
+    """With what the whole run takes, where its length is known, and an epoch."""
+    if count.epoch is not None:
+        time = replace(time, epoch_steps=count.epoch, epoch_s=count.epoch * time.step_s)
+    if count.total is None:
+        return time
+    training = SecondsRange(*(count.total * each for each in (time.step_s, time.low_s, time.high_s)))
+    spans = {"start": SecondsRange(*START_S), "first_step": SecondsRange(*FIRST_STEP_S), "training": training}
+    total = sum(span.likely_s for span in spans.values())
+    # Phases err independently: their errors add as squares.
+    low = total - sqrt(sum((span.likely_s - span.low_s) ** 2 for span in spans.values()))
+    high = total + sqrt(sum((span.high_s - span.likely_s) ** 2 for span in spans.values()))
+    return replace(
+        time,
+        total_s=total,
+        total_range_s=(low, high),
+        phases_s={name: spans[name].likely_s if name in spans else 0.0 for name in PHASES},
+        steps=count.total,
+        missing=AROUND,
+    )
+
+
+def code_lines(events: Sequence[Event], steps: int, gpu: Gpu, most: int = MOST_LINES) -> tuple[CodeLine, ...]:
+    """The lines that keep the card busy longest, a line's backward pass counted with it. Collectives are no line's."""
+    known: dict[tuple[object, ...], float] = {}
+    spent: dict[str, float] = {}
+    for op in events:
+        if isinstance(op, Op):
+            seconds = known.get(op.work)
+            if seconds is None:
+                seconds = known[op.work] = op_seconds(op, gpu)
+            line = op.source.removesuffix(BACKWARD)
+            spent[line] = spent.get(line, 0.0) + seconds
+    total = sum(spent.values())
+    found = sorted(((each, line) for line, each in spent.items() if line and each), reverse=True)
+    return tuple(CodeLine(line, each / steps, each / total) for each, line in found[:most])
+
+
+def _length_told(count: StepCount) -> list[str]:
+    if count.total is not None:
+        return [f"{count.total:,} optimizer steps in all, as {count.total_from} says"]
+    return []
 
 
 def _mean_time(times: Sequence[StepTime], gpu: Gpu, *, several: bool) -> Time:
@@ -67,7 +155,24 @@ def _mean_time(times: Sequence[StepTime], gpu: Gpu, *, several: bool) -> Time:
         bound_by=bound,
         breakdown_s=breakdown,
         why=(f"{bound}-bound: {parts_told(breakdown)}",),
-        missing=("data loading and what the script computes on the CPU",),
+        missing=AROUND[:1],
+    )
+
+
+def _utilization(times: Sequence[StepTime], gpu: Gpu, processes: int) -> Utilization | None:
+    step_s = sum(each.step_s for each in times)
+    if not step_s:
+        return None
+    peak, bandwidth = gpu.dense_flop_per_s.get(PEAKS.get(times[0].dtype, "")), gpu.memory_bytes_per_s
+    model_flops = sum(each.model_flops for each in times)
+    return Utilization(
+        mfu=None if peak is None else model_flops / step_s / peak,
+        hfu=None if peak is None else sum(each.flops for each in times) / step_s / peak,
+        achieved_flop_per_s=model_flops / step_s,
+        gpu_busy_fraction=sum(each.gpu_busy_s for each in times) / step_s,
+        memory_fraction=None if bandwidth is None else sum(each.moved_bytes for each in times) / step_s / bandwidth,
+        communication_fraction=sum(each.communication_s for each in times) / step_s,
+        host=HostNeeds(processes),
     )
 
 

@@ -10,6 +10,7 @@ from tunecast.hardware.spec import card_name
 from tunecast.job.job import Job
 from tunecast.planning.choice import DOLLARS
 from tunecast.planning.fit.solution import Fit, FitChange, FitState, FrugalJob, LargerCards, OtherHardware, Solution
+from tunecast.prediction.verdict import Room
 from tunecast.report.draw.columns import columns
 from tunecast.report.draw.figures import shown
 from tunecast.report.draw.text import DEFAULT, Terminal, wrapped
@@ -41,7 +42,7 @@ def fit_short(found: Fit, title: str, *, wording: Wording = FLAGS) -> str:
     if chosen is not None:
         verb = "faster with" if found.faster else f"{chosen.room.verdict} with"
         what = wording.change(chosen.overrides)
-        parts.append(f"{verb} {what}: {_needs(chosen)}, {_time(chosen.more_time_fraction)}{_ram(chosen)}")
+        parts.append(f"{verb} {what}: {_needs(chosen)}, {time_words(chosen.more_time_fraction)}{_ram(chosen)}")
     elif found.faster:
         parts.append("nothing harmless makes it 2 % faster")
     for each in [] if found.faster else found.elsewhere[:1]:
@@ -200,7 +201,7 @@ def _where(each: OtherHardware, job: Job) -> str:
 
 def _facts(each: OtherHardware, before: FitState) -> Iterator[str]:
     yield _needs(each)
-    yield _time(each.more_time_than(before))
+    yield time_words(each.more_time_than(before))
     rows, grown = rows_per_step(before.job), rows_per_step(each.job)
     if rows != grown:
         yield f"{grown} rows per step instead of {rows}"
@@ -224,10 +225,10 @@ def _whole(solution: Solution) -> str:
 def _words(frees_bytes: int, more_time: float | None) -> str:
     """`frees 41.20 GiB, 27 % more time`."""
     memory = f"frees {gib(frees_bytes)}" if frees_bytes > 0 else f"takes {gib(-frees_bytes)} more"
-    return ", ".join([*([memory] if frees_bytes else []), _time(more_time)])
+    return ", ".join([*([memory] if frees_bytes else []), time_words(more_time)])
 
 
-def _time(more_time: float | None) -> str:
+def time_words(more_time: float | None) -> str:
     """For the same tokens: `27 % more time`, `2.4 times the time`."""
     if more_time is None:
         return "time not known"
@@ -239,8 +240,11 @@ def _time(more_time: float | None) -> str:
 
 
 def _needs(state: FitState) -> str:
+    return needs_words(state.room)
+
+
+def needs_words(room: Room) -> str:
     """`17.50 of 22.77 GiB (up to 18.41)`."""
-    room = state.room
     up_to = f" (up to {room.high_bytes / GIB:.2f})" if room.high_bytes > room.needs_bytes else ""
     return f"{room.needs_bytes / GIB:.2f} of {room.capacity_bytes / GIB:.2f} GiB{up_to}"
 

@@ -8,9 +8,9 @@ from tunecast.prediction.time.reasons import NAMES
 from tunecast.prediction.values import Energy, Time, Utilization
 from tunecast.report.draw.text import words
 from tunecast.report.page.document import panel
-from tunecast.report.page.markup import Markup, joined, tag
+from tunecast.report.page.markup import Markup, breakable, joined, tag
 from tunecast.report.page.verdict import number_cards
-from tunecast.report.run.time import PHASES, TITLE, duration, figure_rows, sentences
+from tunecast.report.run.time import PHASES, TITLE, duration, figure_rows, line_rows, sentences
 from tunecast.units import percent
 
 SHOWN_FROM = 0.001
@@ -44,9 +44,22 @@ def time_panel(
         number_cards(figures),
         stacked_time("Where the time of a step goes", time.breakdown_s, NAMES),
         stacked_time("Where the time of the job goes", time.phases_s or {}, PHASES),
+        line_table(time),
         told,
         style="time",
     )
+
+
+def line_table(time: Time) -> Markup:
+    """The lines of a script that take the most time of a step."""
+    rows = [
+        tag("tr", tag("td", spent), tag("td", share), tag("td", breakable(line), class_="mono"))
+        for spent, share, line in line_rows(time)
+    ]
+    if not rows:
+        return Markup()
+    head = tag("tr", *(tag("th", name) for name in ("GPU time per step", "share", "line of code, with its backward")))
+    return joined(tag("h3", "Lines of code that take the most time"), tag("table", head, *rows))
 
 
 def stacked_time(title: str, parts_s: Mapping[str, float], names: Mapping[str, str]) -> Markup:

@@ -39,7 +39,7 @@ _ARGUMENTS: Mapping[str, Callable[[object], str]] = {
 def launcher(choice: Choice) -> str:
     """How its processes are started; '' for stacks that start them their own way."""
     job, fleet = choice.job, choice.fleet
-    if not stack_of(job).uses_trainer:
+    if job is None or not stack_of(job).uses_trainer:
         return ""
     if job.parallel.layers > 1:
         return 'python train.py, with device_map="auto"'
@@ -53,7 +53,7 @@ def launcher(choice: Choice) -> str:
 def arguments(choice: Choice) -> list[str]:
     """What of the Trainer's differs from the user's job."""
     job = choice.job
-    if not stack_of(job).uses_trainer:
+    if job is None or not stack_of(job).uses_trainer:
         return []
     flat = job.flat()
     found = [write(flat[name]) for name, write in _ARGUMENTS.items() if name in choice.changes]

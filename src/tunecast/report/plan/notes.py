@@ -270,7 +270,11 @@ def disk_warning(choice: Choice) -> list[str]:
     if needs is None or needs < MUCH_DISK_BYTES or (has is not None and has >= needs):
         return []
     there = "the machine's disk is not listed" if has is None else f"the machine has {has / GB:,.0f} GB"
-    remedy = "" if choice.job.run.save_total_limit else "; --save-total-limit 2 keeps two checkpoints instead of all"
+    remedy = (
+        ""
+        if choice.job is None or choice.job.run.save_total_limit
+        else "; --save-total-limit 2 keeps two checkpoints instead of all"
+    )
     return [f"needs {needs / GB:,.0f} GB of disk, and {there}{remedy}"]
 
 

@@ -42,6 +42,10 @@ SPOKEN = ("billed", "per run", "per epoch", "energy")
 """Measures of the cost shown without --details."""
 
 
+SPOKEN_ASSUMPTIONS = ("no amount of data", "not in time and cost", "the script does not say")
+"""Beginnings of what is assumed that is said without --details."""
+
+
 class How(NamedTuple):
     details: bool
     wording: Wording
@@ -138,7 +142,8 @@ def _settings(choice: Choice, money: Money, terminal: Terminal, how: How, why: b
     """What to set, what may go wrong; and `why` it was picked."""
     changed = words.changes(choice, how.wording)
     joined = (" " if how.wording.is_typed else ", ").join(changed)
-    sentences = [f"set {joined}" if changed else "with the job's settings unchanged"]
+    as_it_is = "with the script unchanged" if choice.job is None else "with the job's settings unchanged"
+    sentences = [f"set {joined}" if changed else as_it_is]
     sentences += [choice.why] if why else []
     sentences += [notes.interruptions(choice, money)] if choice.fleet.offer.kind == SPOT else []
     sentences += [choice.evidence] if choice.validated and why else []
@@ -250,7 +255,7 @@ def _notes(plan: Plan, first: Sequence[Choice], terminal: Terminal, *, details: 
         remarks = [
             ("Worth knowing", [*plan.notes, *notes.outliers(plan, all_of_them=False)]),
             ("Warnings", _first_of([each for each in notes.warnings(plan, first) if not each.startswith(MINOR)])),
-            ("Assumed", [each for each in notes.assumptions(plan, first) if each.startswith("no amount of data")]),
+            ("Assumed", [each for each in notes.assumptions(plan, first) if each.startswith(SPOKEN_ASSUMPTIONS)]),
         ]
         end = [notes.price_note(plan), f"{plan.searched.configurations:,} configurations searched. {MORE}"]
     return [

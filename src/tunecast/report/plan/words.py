@@ -106,6 +106,9 @@ def nothing(plan: Plan) -> str:
 def job_words(plan: Plan) -> str:
     """`my-run: llama-3.1-8b, lora, 8 x 1024 tokens a step; --eu, --no-spot`."""
     job = plan.job
+    asked = f"; {', '.join(plan.asked)}" if plan.asked else ""
+    if job is None:
+        return shown(f"{plan.script}{asked}")
     name = f"{job.id}: " if job.id is not None else ""
     best = plan.best
     epochs = job.data.epochs
@@ -114,7 +117,6 @@ def job_words(plan: Plan) -> str:
     if best is not None and job.run.max_steps is not None:
         trained = f", {_count(best.tokens / best.runs)} tokens"
     trained += f" in {best.runs} runs, one after another" if best is not None and best.runs > 1 else ""
-    asked = f"; {', '.join(plan.asked)}" if plan.asked else ""
     task = f"{TITLES[job.task]}, " if job.task in TITLES else ""
     return shown(f"{name}{job.model}, {task}{_method(job)}, {_batch(job)}{trained}{asked}")
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from tunecast.prediction.values import Energy, Time, Utilization
 from tunecast.report.draw.columns import columns
-from tunecast.report.draw.figures import shown
+from tunecast.report.draw.figures import short_source, shown
 from tunecast.report.draw.text import DEFAULT, Terminal, wrapped
 from tunecast.units import HOUR_S, KILO, gib, percent
 
@@ -79,7 +79,7 @@ def time_text(
     """
     if time is None:
         return ""
-    phases = _phases(time, terminal) if details else []
+    phases = [*_phases(time, terminal), *_lines(time, terminal)] if details else []
     told = [*_tasks(time), *([] if details else _longest_phases(time)), *_why(time, utilization)]
     if details or (energy is not None and energy.co2_kg is not None):
         told += _energy(energy)
@@ -113,6 +113,8 @@ def figure_rows(time: Time) -> list[tuple[str, str, str]]:
         each = time.tokens_per_s_per_gpu
         per_card = f"{each:,.0f} per GPU" if each is not None and round(each) != round(tokens_per_s) else ""
         rows.append(("tokens/s", f"{tokens_per_s:,.0f}", ", ".join(filter(None, [per_card, *_pad(time)]))))
+    if time.epoch_s is not None:
+        rows.append(("per epoch", duration(time.epoch_s), f"{time.epoch_steps:,} steps"))
     if time.total_s is not None:
         told = [f"{time.steps:,} steps"] if time.steps else []
         if time.total_range_s:
@@ -166,6 +168,19 @@ def _phases(time: Time, terminal: Terminal) -> list[str]:
     rows: list[Sequence[str]] = [("phase", "time", "share")]
     rows += [(PHASES.get(name, shown(name)), duration(spent), percent(spent / total, 1)) for name, spent in kept]
     head, *lines = columns(rows)
+    return ["", terminal.paint(head, "dim"), *lines, ""]
+
+
+def line_rows(time: Time) -> list[tuple[str, str, str]]:
+    """(time of the card in a step, its share, the line of code), the longest first."""
+    return [(duration(each.gpu_s), percent(each.fraction), short_source(each.source)) for each in time.lines or ()]
+
+
+def _lines(time: Time, terminal: Terminal) -> list[str]:
+    rows = line_rows(time)
+    if not rows:
+        return []
+    head, *lines = columns([("GPU time", "share", "line of code, with its backward pass"), *rows], left=(2,))
     return ["", terminal.paint(head, "dim"), *lines, ""]
 
 

@@ -10,7 +10,7 @@ import itertools
 import threading
 import types
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -154,7 +154,11 @@ def install(card: Card, recorder: Recorder, *, devices: int = 1, local_rank: int
         "set_stream": lambda stream: streams.switch(stream),
     }
     of_cuda = (
-        shared | constants(CONSTANTS) | card_functions(card) | device_functions(current) | stream_functions(streams)
+        shared
+        | constants(CONSTANTS)
+        | card_functions(card, recorder)
+        | device_functions(current)
+        | stream_functions(streams)
     )
     for module in (torch.cuda, torch.cuda.memory, torch.cuda.random, torch.cuda.streams):
         _replace(module, of_cuda, add=module is torch.cuda)
@@ -224,10 +228,14 @@ def memory_functions(card: Card, recorder: Recorder, devices: Devices) -> Functi
         stats = {f"{kind}.all.{when}": n for kind in kinds for when, n in (("current", now), ("peak", peak))}
         return stats | {"num_alloc_retries": 0, "num_ooms": 0}
 
+    def mem_get_info(device: Any = None) -> tuple[int, int]:
+        recorder.asked.add("memory")
+        return card.total_bytes - now_bytes(device), card.total_bytes
+
     return {
         "empty_cache": lambda *a, **k: recorder.empty_cache(),
         "memory_stats": memory_stats,
-        "mem_get_info": lambda device=None: (card.total_bytes - now_bytes(device), card.total_bytes),
+        "mem_get_info": mem_get_info,
         "memory_allocated": now_bytes,
         "memory_reserved": now_bytes,
         "memory_cached": now_bytes,
@@ -241,10 +249,28 @@ def memory_functions(card: Card, recorder: Recorder, devices: Devices) -> Functi
     }
 
 
-def card_functions(card: Card) -> Functions:
+class Properties(types.SimpleNamespace):
+    """What `get_device_properties` answers; what is read of it that no kernel depends on is noted in `asked`."""
+
+    asked: ClassVar[set[str]] = set()
+    NOTED: ClassVar[Mapping[str, str]] = {"total_memory": "memory", "name": "name"}
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in Properties.NOTED:
+            Properties.asked.add(Properties.NOTED[name])
+        return super().__getattribute__(name)
+
+
+def card_functions(card: Card, recorder: Recorder) -> Functions:
     """What the card is."""
     major, minor = card.capability
-    properties = types.SimpleNamespace(
+    Properties.asked = recorder.asked
+
+    def get_device_name(*args: Any, **kwargs: Any) -> str:
+        recorder.asked.add("name")
+        return card.name
+
+    properties = Properties(
         name=card.name,
         major=major,
         minor=minor,
@@ -252,10 +278,9 @@ def card_functions(card: Card) -> Functions:
         multi_processor_count=card.sm_count,
         **HOPPER_DETAILS,
     )
-    return constants(
+    return {"get_device_name": get_device_name} | constants(
         {
             "get_device_properties": properties,
-            "get_device_name": card.name,
             "get_device_capability": card.capability,
             "get_arch_list": [f"sm_{major}{minor}"],
             "is_bf16_supported": card.capability >= (8, 0),

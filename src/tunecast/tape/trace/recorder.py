@@ -29,7 +29,7 @@ from tunecast.tape.trace.scopes import Scopes
 from tunecast.tape.trace.values import KnownValues
 
 SOURCE_FROM_BYTES = 1 << 20
-"""Blocks below this are not worth walking the stack for: nobody asks which line made them."""
+"""Blocks below this are not worth walking the stack for: nobody asks which line made them, or what they took."""
 
 Emulation = Callable[..., Any]
 
@@ -75,6 +75,8 @@ class Recorder(Ledger, TorchDispatchMode):
         Ledger.__init__(self, scopes)
         TorchDispatchMode.__init__(self)
         self.card = card
+        self.asked: set[str] = set()
+        """Of the card, what a program asked besides what every kernel depends on: memory, name."""
         self.emulated: dict[str, Emulation] = {}
         """Operations run through their package's own CUDA-side Python instead of its shape-only kernel."""
         self.paused = 0
@@ -185,7 +187,7 @@ class Recorder(Ledger, TorchDispatchMode):
             workspaces.kernel_count(name, args, inputs),
             str((operation.outputs or inputs)[0].dtype).removeprefix("torch."),
             tuple(tuple(x.shape) for x in inputs[:3]),
-            self.scopes.source() if new and max(map(nbytes, new)) >= SOURCE_FROM_BYTES else "",
+            self.scopes.source() if is_worth_a_line(operation, new) else "",
             self.stream_on(operation.card),
             by_engine=self.scopes.phase is Phase.BACKWARD and operation.by_engine,
         )
@@ -289,6 +291,13 @@ ANSWERS: Mapping[str, Callable[[Recorder, Any], Any]] = {
     "aten::pin_memory": lambda recorder, tensor: tensor,
 }
 """Operations that run no kernel: their answer, of the first argument."""
+
+
+def is_worth_a_line(operation: Operation, new: Sequence[torch.Tensor]) -> bool:
+    """Of what takes memory or time: large blocks, made or written again, products and attention, lists of tensors."""
+    if operation.takes_many or operation.func._overloadpacket in flop_registry or "attention" in operation.name:
+        return True
+    return max(map(nbytes, new or operation.outputs or operation.inputs[:1]), default=0) >= SOURCE_FROM_BYTES
 
 
 def in_order(value: Any) -> Any:

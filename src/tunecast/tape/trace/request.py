@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tunecast.tape.card import Card
+from tunecast.tape.trace.facts import ScriptFacts, SettingOverride
 from tunecast.tape.trace.secrets import without_values
 
 
@@ -50,6 +51,8 @@ class Request:
     def read(path: Path) -> Request:
         values = json.loads(path.read_text())
         kind = {"JobRequest": JobRequest, "ScriptRequest": ScriptRequest}[values.pop("kind")]
+        if "overrides" in values:
+            values["overrides"] = tuple(SettingOverride(**each) for each in values["overrides"])
         card = values.pop("card")
         card = Card(**card | {"capability": tuple(card["capability"])})
         return kind(folder=Path(values.pop("folder")), card=card, **values)
@@ -77,6 +80,8 @@ class ScriptRequest(Request):
     """Several processes are told RANK and WORLD_SIZE, as torchrun does."""
     models: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """config.json by the name a script may load it under, resolved by the asking process."""
+    overrides: tuple[SettingOverride, ...] = ()
+    """Other values for what the script sets in calls and files."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +102,7 @@ class Answer:
     environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
     folder: str | None = None
     """What the script has changed for that command."""
+    facts: ScriptFacts = dataclasses.field(default_factory=ScriptFacts)
 
     def write(self, path: Path) -> None:
         """Without what the script may have said of the tokens in its environment: answers are sent around."""
@@ -111,4 +117,5 @@ class Answer:
     @staticmethod
     def read(path: Path) -> Answer:
         values = json.loads(path.read_text())
-        return Answer(**values | {name: tuple(values[name]) for name in ("untraced", "launches")})
+        tuples = {name: tuple(values[name]) for name in ("untraced", "launches")}
+        return Answer(**values | tuples | {"facts": ScriptFacts.from_json(values["facts"])})

@@ -25,6 +25,7 @@ from tunecast.job.job import Job
 from tunecast.tape.card import Card
 from tunecast.tape.file import read_tape
 from tunecast.tape.op import Tape
+from tunecast.tape.trace.facts import SettingOverride
 from tunecast.tape.trace.folders import run_folder
 from tunecast.tape.trace.guard import Verdict, over_time
 from tunecast.tape.trace.limits import TraceLimits
@@ -94,14 +95,17 @@ def trace_script(
     environment: Mapping[str, str] | None = None,
     cwd: str | None = None,
     models: Mapping[str, Mapping[str, Any]] | None = None,
+    overrides: Sequence[SettingOverride] = (),
     python: str = sys.executable,
     limits: TraceLimits | None = None,
     progress: Progress | None = None,
+    quiet: bool = False,
 ) -> tuple[Tape, Answer]:
     """The tape of the first steps of an unmodified training script, and what could not be traced.
 
     `gpus`: cards that one process sees; where it uses several, `tape.cards` takes the tape apart. `environment` and
-    `cwd` are what its launcher would set. Raises `ScriptFailed` where it ends before its first step.
+    `cwd` are what its launcher would set. `quiet`: what it prints is shown to nobody. Raises `ScriptFailed` where it
+    ends before its first step.
     """
     with run_folder() as folder:
         request = ScriptRequest(
@@ -116,9 +120,10 @@ def trace_script(
             nnodes=nnodes,
             rank_variables=rank_variables,
             models=dict(models or {}),
+            overrides=tuple(overrides),
         )
         limits = limits or TraceLimits()
-        tape, answer = _ask(request, python, limits, progress, quiet=False, environment=environment or {}, cwd=cwd)
+        tape, answer = _ask(request, python, limits, progress, quiet=quiet, environment=environment or {}, cwd=cwd)
         if tape is None:
             raise _failure(answer)
         return tape, answer

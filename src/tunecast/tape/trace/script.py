@@ -30,6 +30,7 @@ from tunecast.tape.trace import tensor_files
 from tunecast.tape.trace.ledger import counted
 from tunecast.tape.trace.logits import Logits
 from tunecast.tape.trace.notebook import run_notebook
+from tunecast.tape.trace.observer import Observer
 from tunecast.tape.trace.packages import datasets, launchers, transformers
 from tunecast.tape.trace.packages.launchers import Launching
 from tunecast.tape.trace.packages.transformers import NotOnThisMachine
@@ -112,6 +113,7 @@ class ScriptRun:
 
     def __init__(self, request: ScriptRequest, recorder: Recorder, sandbox: Sandbox) -> None:
         self.request, self.recorder, self.sandbox = request, recorder, sandbox
+        self.observer = Observer(recorder.scopes, recorder.asked, request.overrides)
         self._stops = self._steps_told = 0
         self._process = os.getpid()
 
@@ -123,6 +125,7 @@ class ScriptRun:
         datasets.install(self.sandbox.overlay)
         launchers.install(self.request.script, lambda: not self.steps)
         transformers.offer(self.request.models, self.request.folder / "models")
+        self.observer.install()
         self.recorder.values.chance.follow_seeds()
         skip_no_step(self.recorder)
         Logits(self.recorder).watch()
@@ -172,7 +175,7 @@ class ScriptRun:
 
     def answer(self, *, finished: bool = False) -> Answer:
         untraced = (*self.sandbox.sentences(), *counted(self.recorder.untraced))
-        return Answer(steps=self.steps, finished=finished, untraced=untraced)
+        return Answer(steps=self.steps, finished=finished, untraced=untraced, facts=self.observer.facts())
 
     def failed(self, error: BaseException, text: str) -> Answer:
         """The tape of at least one whole step is worth having; without one the error is all there is to tell."""
