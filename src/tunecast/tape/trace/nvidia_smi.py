@@ -1,15 +1,12 @@
-"""`nvidia-smi` for a card that is not there: a program of its own, which needs nothing but Python's library.
+"""What `nvidia-smi` answers for a card that is not there.
 
-    nvidia_smi.py STATE.json [-L | -q | --query-gpu=NAMES --format=csv[,noheader][,nounits]] [-i INDEX]
+    [-L | -q | --query-gpu=NAMES --format=csv[,noheader][,nounits]] [-i INDEX]
 
-The state is written by the tracer the moment a script starts the program: name, bytes and bytes in use of each card.
+Of each card: name, bytes and bytes in use, the moment a script asks.
 Source   nvidia-smi(1); `nvidia-smi --help-query-gpu`.
 """
 
 from __future__ import annotations
-
-import json
-import sys
 
 MIB = 1 << 20
 DRIVER, CUDA = "580.65.06", "13.0"
@@ -109,8 +106,3 @@ def answer(words: list[str], cards: list[dict[str, object]]) -> str:
     if kind == "list":
         return "\n".join(f"GPU {index}: {cards[index]['name']} (UUID: {uuid_of(index)})" for index in chosen)
     return listing(cards, chosen) if kind == "all" else table(cards, chosen)
-
-
-if __name__ == "__main__":
-    with open(sys.argv[1], encoding="utf-8") as file:
-        print(answer(sys.argv[2:], json.load(file)))

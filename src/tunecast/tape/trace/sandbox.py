@@ -10,7 +10,6 @@ started, `nvidia-smi` is one of our own, and a forked process is held by all thi
 from __future__ import annotations
 
 import contextlib
-import json
 import multiprocessing.util
 import os
 import shlex
@@ -67,8 +66,7 @@ class Sandbox:
             os.environ[name] = os.path.join(self.overlay.home, name.lower())
         self._install_nvidia_smi()
         guard = os.getppid()
-        programs = sorted({*self.programs.values(), os.path.realpath(sys.executable)})  # Python runs our nvidia-smi
-        self.refusals = restrict(self.overlay.home, programs, SHARED_MEMORY_BYTES)
+        self.refusals = restrict(self.overlay.home, sorted(set(self.programs.values())), SHARED_MEMORY_BYTES)
         end_with(guard)
 
     def enter(self) -> None:
@@ -153,30 +151,35 @@ class Sandbox:
         """First on PATH; what it answers is written when it is started."""
         folder = os.path.join(self.overlay.home, "bin")
         os.makedirs(folder)
-        program, self._cards = os.path.join(folder, "nvidia-smi"), os.path.join(folder, "cards.json")
-        words = (sys.executable, "-I", "-S", nvidia_smi.__file__, self._cards)
-        Path(program).write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
+        program, self._told = os.path.join(folder, "nvidia-smi"), os.path.join(folder, "told.txt")
+        Path(program).write_text(f"#!/bin/sh\nexec {shlex.join(('/bin/cat', self._told))}\n")
         os.chmod(program, 0o755)
         self.programs["nvidia-smi"] = os.path.realpath(program)
         os.environ["PATH"] = os.pathsep.join(filter(None, (folder, os.environ.get("PATH"))))
 
-    def _write_cards(self) -> None:
-        Path(self._cards).write_text(json.dumps(self.cards()))
+    def _is_named(self, words: Sequence[str], folder: Any, environment: Any, program: str | None = None) -> bool:
+        """Whether a command starts a tool that reads, by its real path; of `nvidia-smi` the answer is written then."""
+        if not words or not only_reads(words):
+            return False
+        name = os.path.basename(words[0])
+        if program_path(program or words[0], folder, environment) != self.programs.get(name):
+            return False
+        if name == "nvidia-smi":
+            Path(self._told).write_text(f"{nvidia_smi.answer(list(words[1:]), self.cards())}\n")
+        return True
 
     def _on_program(self, program: Any, args: Any, folder: Any = None, environment: Any = None) -> None:
         words = [os.fsdecode(a) for a in args] if isinstance(args, (list, tuple)) else shlex.split(os.fsdecode(args))
-        path = program_path(os.fsdecode(program), folder, environment)
-        if path == self.programs.get("sh") and words[1:2] == ["-c"] and len(words) == 3:
+        started = os.fsdecode(program)
+        is_shell = program_path(started, folder, environment) == self.programs.get("sh")
+        if is_shell and words[1:2] == ["-c"] and len(words) == 3:
             self._on_command(words[2], folder, environment)
-        elif self._is_named(words, path):
-            self._write_cards()
+        elif self._is_named(words, folder, environment, started):
+            return
         elif os.path.basename(words[0] if words else "").startswith("python"):
             self._on_python(shlex.join(without_secrets(words)))
         else:
             self._refuse_program("starting", words)
-
-    def _is_named(self, words: Sequence[str], path: str | None) -> bool:
-        return bool(words) and only_reads(words) and path == self.programs.get(os.path.basename(words[0]))
 
     def _on_spawn(self, program: Any, args: Any, environment: Any) -> None:
         self._on_program(program, args, None, environment)
@@ -190,11 +193,8 @@ class Sandbox:
     def _on_command(self, command: Any, folder: Any = None, environment: Any = None) -> None:
         text = os.fsdecode(command)
         stages = stages_of(text)
-        if not stages or not all(
-            self._is_named(words, program_path(words[0], folder, environment)) for words in stages if words
-        ):
+        if not stages or not all(self._is_named(words, folder, environment) for words in stages):
             self._refuse_program("running", text.split())
-        self._write_cards()
 
     def _on_python(self, command: str = "") -> None:
         what = "starting a second Python process was refused"

@@ -51,9 +51,9 @@ def generate(
     model: Any, input_ids: Tensor, attention_mask: Tensor, new_tokens: int, forward: Forward,
     scores: list[Tensor] | None = None, **images: Tensor,
 ) -> Tensor:  # fmt: skip
-    """Prompts and completions. Images are seen with the prompts and stay until all is written. With `output_scores`, which PPO asks for, `scores` takes those of all words of each
-    token, over a temperature; in outline, of several tokens at once. What of it checks special tokens once is left out:
-    it makes a few bytes."""
+    """Prompts and completions. Images are seen with the prompts and stay until all is written. With `output_scores`,
+    which PPO asks for, `scores` takes those of all words of each token, over a temperature; in outline, of several
+    tokens at once. What of it checks special tokens once is left out: it makes a few bytes."""
     machine = model.machine
     with machine.no_grad(), generating(machine):
         position_ids = F.cumsum(attention_mask, -1) - 1
