@@ -5,6 +5,8 @@
     extended attributes       refused as of a disk that has none
     network                   sockets of TCP can be made and bound (to find a free port), none connects or listens;
                               datagrams and raw sockets are refused; pairs of local sockets work
+    processes                 threads can be made, and children that their parent waits for until they start a program
+                              (vfork, posix_spawn); fork is refused, so nothing multiplies
     sessions, groups          answered as done: all that a script starts stays in its group, and is ended with it
     the system                mounts, namespaces, modules, clocks, keys, memory of others, lasting shared memory
     io_uring, clone3, openat2 not there: they would do any of these unseen, and their callers know another way
@@ -47,7 +49,7 @@ REFUSED = (
     "settimeofday", "clock_settime", "clock_adjtime", "adjtimex", "sethostname", "setdomainname", "acct", "quotactl",
     "quotactl_fd", "bpf", "perf_event_open", "fanotify_init", "add_key", "request_key", "keyctl", "open_by_handle_at",
     "pidfd_getfd", "pidfd_send_signal", "rt_sigqueueinfo", "rt_tgsigqueueinfo", "mq_open", "mq_unlink", "shmget",
-    "semget", "msgget", "shmctl", "semctl", "msgctl", "execveat",
+    "semget", "msgget", "shmctl", "semctl", "msgctl", "execveat", "fork",
 )  # fmt: skip
 NOT_THERE = ("io_uring_setup", "io_uring_enter", "io_uring_register", "clone3", "openat2")
 
@@ -55,7 +57,7 @@ AF_UNIX, AF_INET, AF_INET6 = 1, 2, 10
 SOCK_STREAM, SOCK_SEQPACKET, SOCK_KIND = 1, 5, 0xF
 IPPROTO_TCP = 6
 MSG_FASTOPEN = 0x20000000
-NEW_NAMESPACES = 0x7E020000
+NEW_NAMESPACES, CLONE_VFORK, CLONE_THREAD = 0x7E020000, 0x4000, 0x10000
 PR_SET_PDEATHSIG = 1
 O_ACCMODE, O_TRUNC = 3, 0x200
 HARMLESS_IOCTLS = (
@@ -116,7 +118,10 @@ def _by_argument(own_pid: int, *, signals: bool, truncation: bool) -> Iterator[t
     ]  # fmt: skip
     yield "sendmsg", _no_bit(2, MSG_FASTOPEN, errno.ENETUNREACH)
     yield "sendmmsg", _no_bit(3, MSG_FASTOPEN, errno.ENETUNREACH)
-    yield "clone", _no_bit(0, NEW_NAMESPACES, errno.EPERM)
+    yield "clone", [
+        _low(0), (ANY_BIT, 1, 0, NEW_NAMESPACES), (ANY_BIT, 1, 0, CLONE_VFORK | CLONE_THREAD),
+        (RETURN, 0, 0, FAIL | errno.EPERM), (RETURN, 0, 0, ALLOW),
+    ]  # fmt: skip
     yield "prctl", [_low(0), (EQUAL, 0, 1, PR_SET_PDEATHSIG), (RETURN, 0, 0, FAIL), (RETURN, 0, 0, ALLOW)]
     yield "ioctl", [
         _low(1), *((EQUAL, len(HARMLESS_IOCTLS) - at + 2, 0, each) for at, each in enumerate(HARMLESS_IOCTLS)),
