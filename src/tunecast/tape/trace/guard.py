@@ -197,7 +197,7 @@ def over_time(seconds: float, limits: TraceLimits) -> str:
 
 def over_size(guard: int, limits: TraceLimits) -> str:
     """The traced process and all that it started, together."""
-    below = descendants(guard)
+    below = descendants(guard, limits.processes + 1)
     if len(below) > limits.processes:
         return (
             f"the script started more than {limits.processes} processes and was stopped. "
@@ -246,10 +246,11 @@ def resident_bytes(pid: int) -> int:
 # ---------------------------------------------------------------------- ends
 
 
-def descendants(pid: int) -> list[int]:
-    """Living and not yet reaped, parents first. Empty where the system does not say."""
+def descendants(pid: int, most: int = sys.maxsize) -> list[int]:
+    """Living and not yet reaped, parents first; no longer looked for once there are `most`. Empty where the system does
+    not say."""
     found, place = [pid], 0
-    while place < len(found):
+    while place < len(found) <= most:
         with contextlib.suppress(OSError):
             tasks = f"/proc/{found[place]}/task"
             for thread in os.listdir(tasks):

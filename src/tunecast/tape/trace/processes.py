@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import (
 )
 from torch.utils._pytree import tree_flatten
 
+from tunecast.tape.trace.kernel.seccomp import refuse_forks
 from tunecast.tape.trace.places import place_of_caller
 
 REFUSED = "a process that the script starts uses the card, and only the script's own process is traced"
@@ -51,6 +52,7 @@ def allow_forks(refuse: Callable[[str], None]) -> None:
     _traced_process = os.getpid()
 
     def in_child() -> None:
+        refuse_forks()
         while _get_current_dispatch_mode_stack():
             _pop_mode()
         AwayFromTheCard(refuse).__enter__()

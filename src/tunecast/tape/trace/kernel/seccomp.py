@@ -5,6 +5,8 @@
     extended attributes       refused as of a disk that has none
     network                   sockets of TCP can be made and bound (to find a free port), none connects or listens;
                               datagrams and raw sockets are refused; pairs of local sockets work
+    processes                 a forked process forks no more (`refuse_forks`), so nothing multiplies; threads can be made,
+                              and children that their parent waits for until they start a program (vfork, posix_spawn)
     sessions, groups          answered as done: all that a script starts stays in its group, and is ended with it
     the system                mounts, namespaces, modules, clocks, keys, memory of others, lasting shared memory
     io_uring, clone3, openat2 not there: they would do any of these unseen, and their callers know another way
@@ -20,7 +22,7 @@ import ctypes
 import errno
 import os
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from tunecast.tape.trace.kernel.calls import AUDIT_ARCH, call, machine, number, prctl
 
@@ -55,7 +57,7 @@ AF_UNIX, AF_INET, AF_INET6 = 1, 2, 10
 SOCK_STREAM, SOCK_SEQPACKET, SOCK_KIND = 1, 5, 0xF
 IPPROTO_TCP = 6
 MSG_FASTOPEN = 0x20000000
-NEW_NAMESPACES = 0x7E020000
+NEW_NAMESPACES, CLONE_VFORK, CLONE_THREAD = 0x7E020000, 0x4000, 0x10000
 PR_SET_PDEATHSIG = 1
 O_ACCMODE, O_TRUNC = 3, 0x200
 HARMLESS_IOCTLS = (
@@ -72,9 +74,18 @@ Instruction = tuple[int, int, int, int]
 def refuse_calls(*, signals: bool, truncation: bool) -> bool:
     """From now on, for this process and all it starts. With `signals` none goes to another process, with `truncation`
     no file is cut by its path: where Landlock does not see to that. False where kernel or processor are not known."""
+    return _add(lambda: program(machine(), os.getpid(), signals=signals, truncation=truncation))
+
+
+def refuse_forks() -> bool:
+    """From now on this process, and all it starts, makes no copy of itself."""
+    return _add(lambda: program_without_forks(machine()))
+
+
+def _add(filters_of: Callable[[], list[Instruction]]) -> bool:
     if machine() not in AUDIT_ARCH or struct.calcsize("P") != 8:
         return False
-    filters = program(machine(), os.getpid(), signals=signals, truncation=truncation)
+    filters = filters_of()
     text = b"".join(struct.pack("=HBBI", *each) for each in filters)
     held = ctypes.create_string_buffer(text, len(text))
     heading = ctypes.create_string_buffer(struct.pack("@HP", len(filters), ctypes.addressof(held)))
@@ -98,6 +109,16 @@ def program(architecture: str, own_pid: int, *, signals: bool, truncation: bool)
     for name, body in _by_argument(own_pid, signals=signals, truncation=truncation):
         found += _rule(architecture, name, body)
     return [*found, (RETURN, 0, 0, ALLOW)]
+
+
+def program_without_forks(architecture: str) -> list[Instruction]:
+    refuse, allow = (RETURN, 0, 0, FAIL | errno.EAGAIN), (RETURN, 0, 0, ALLOW)
+    return [
+        (LOAD, 0, 0, NUMBER_AT),
+        *_rule(architecture, "fork", [refuse]),
+        *_rule(architecture, "clone", [_low(0), (ANY_BIT, 1, 0, CLONE_VFORK | CLONE_THREAD), refuse, allow]),
+        allow,
+    ]
 
 
 def _rule(architecture: str, name: str, body: Sequence[Instruction]) -> list[Instruction]:
