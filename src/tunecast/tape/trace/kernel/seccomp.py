@@ -5,8 +5,8 @@
     extended attributes       refused as of a disk that has none
     network                   sockets of TCP can be made and bound (to find a free port), none connects or listens;
                               datagrams and raw sockets are refused; pairs of local sockets work
-    processes                 a forked process forks no more (`refuse_forks`), so nothing multiplies; threads can be made,
-                              and children that their parent waits for until they start a program (vfork, posix_spawn)
+    processes                 a forked process forks no more (`refuse_forks`), so nothing multiplies; threads can be
+                              made, and children whose parent waits until they start a program (vfork, posix_spawn)
     sessions, groups          answered as done: all that a script starts stays in its group, and is ended with it
     the system                mounts, namespaces, modules, clocks, keys, memory of others, lasting shared memory
     io_uring, clone3, openat2 not there: they would do any of these unseen, and their callers know another way
