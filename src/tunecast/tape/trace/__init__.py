@@ -30,6 +30,7 @@ scopes.py            where the trace stands: module, phase, step, line of code
 script.py            an unmodified training script, until it has taken its steps
 session.py           puts the pieces together
 tensor_files.py      files of tensors, read for their shapes
+unread.py            numbers a script compares and nobody knows
 values.py            small integers and flags keep their values
 workspaces.py        what CUDA kernels borrow beside their outputs
 """
