@@ -38,6 +38,7 @@ script.py           an unmodified training script, until it has taken its steps
 secrets.py          tokens are hidden in words that are for others
 session.py          puts the pieces together
 tensor_files.py     files of tensors, read for their shapes
+unread.py           numbers a script compares and nobody knows
 values.py           small integers and flags keep their values
 workspaces.py       what CUDA kernels borrow beside their outputs
 kernel/             what the kernel refuses a script and all that it starts, from C as from Python

@@ -30,6 +30,9 @@ GUARD_REGISTRY = "_ZN3c104impl26device_guard_impl_registryE"
 CUDA_HOOKS = "_ZN2at6detail12getCUDAHooksEv"
 IS_BUILT_SLOT, HAS_PRIMARY_CONTEXT_SLOT = 2, 4
 HOOK_SLOTS = 48
+DEVICE_COUNT_SLOT = 14  # torch 2.8, c10/core/impl/DeviceGuardImplInterface.h
+MOST_CARDS = 16
+"""The autograd engine has a thread for each."""
 
 _kept_alive: list[Any] = []  # C++ holds raw pointers into these for the life of the process
 
@@ -61,11 +64,14 @@ def _register_stub_guard(over_a_real_one: bool) -> None:
     registry = (ctypes.c_void_p * (CUDA_DEVICE_TYPE + 1)).in_dll(c10, GUARD_REGISTRY)
     if registry[CUDA_DEVICE_TYPE] and not over_a_real_one:
         return
-    # Over a real guard the answers count: 1 is the type CUDA, the device cuda:0, one device, yes.
+    # Over a real guard the answers count: 1 is the type CUDA, the device cuda:0, yes.
     answer = ctypes.CFUNCTYPE(ctypes.c_int64)(lambda: int(over_a_real_one))
+    cards = ctypes.CFUNCTYPE(ctypes.c_int64)(lambda: MOST_CARDS)
     methods = (ctypes.c_void_p * 64)(*[_address(answer)] * 64)
+    if over_a_real_one:
+        methods[DEVICE_COUNT_SLOT] = _address(cards)
     guard = (ctypes.c_void_p * 8)(ctypes.addressof(methods))
-    _kept_alive.extend((answer, methods, guard))
+    _kept_alive.extend((answer, cards, methods, guard))
     register = getattr(c10, REGISTER_GUARD, None)
     if (
         register is None

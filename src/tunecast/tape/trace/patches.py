@@ -39,6 +39,7 @@ def install(recorder: Recorder) -> None:
     lay_out_softplus_gradient()
     multiply_groups_of_any_type()
     copy_tensors_not_the_mode()
+    choose_convolutions_without_driver()
 
 
 def start_no_driver() -> None:
@@ -303,6 +304,19 @@ def multiply_groups_of_any_type() -> None:
         return torch.empty_like(shapes(*stand_ins, *args, **kwargs), dtype=mat_a.dtype)
 
     meta._meta_grouped_mm_common = common
+
+
+def choose_convolutions_without_driver() -> None:
+    """Of channels that are apart a build for CUDA asks the driver which cuDNN there is; torch's own kernel is taken."""
+    select = torch._C._select_conv_backend
+
+    def _select_conv_backend(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return select(*args, **kwargs)
+        except torch.AcceleratorError:
+            return torch._C._ConvBackend.CudaDepthwise2d
+
+    torch._C._select_conv_backend = _select_conv_backend
 
 
 def copy_tensors_not_the_mode() -> None:

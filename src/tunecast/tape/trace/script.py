@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _push
 
 from tunecast.errors import NotResolved, TunecastError, Unsupported
 from tunecast.tape.file import write_tape
-from tunecast.tape.trace import tensor_files
+from tunecast.tape.trace import tensor_files, unread
 from tunecast.tape.trace.ledger import counted
 from tunecast.tape.trace.logits import Logits
 from tunecast.tape.trace.notebook import run_notebook
@@ -129,6 +129,7 @@ class ScriptRun:
         self.recorder.values.chance.follow_seeds()
         skip_no_step(self.recorder)
         Logits(self.recorder).watch()
+        unread.follow(self.recorder)
         self.recorder.emulated["aten::masked_select"] = masked_select
         follow_threads()
         faulthandler.enable(all_threads=False)  # a crash in C code shows the line of Python it came from
