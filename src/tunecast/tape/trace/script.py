@@ -51,6 +51,7 @@ class Stop(BaseException):
 
 
 def trace_script(request: ScriptRequest, recorder: Recorder) -> Answer:
+    show_devices(request.devices if request.names_devices else 0)
     sandbox = Sandbox(request.folder, recorder, request.devices)
     run = ScriptRun(request, recorder, sandbox)
     sandbox.enter()
@@ -73,6 +74,15 @@ def trace_script(request: ScriptRequest, recorder: Recorder) -> Answer:
         leave_if_forked(error)
         return run.failed(error, in_one_line(error))
     return run.answer(finished=True)
+
+
+def show_devices(count: int) -> None:
+    """CUDA_VISIBLE_DEVICES hides all cards from C, which reads the process's own environment; Python code, which splits
+    it into numbers, is shown the cards of the run, or as in most runs no such variable."""
+    shown, key = os.environ._data, os.environ.encodekey("CUDA_VISIBLE_DEVICES")  # type: ignore[attr-defined]
+    shown.pop(key, None)
+    if count:
+        shown[key] = os.environ.encodevalue(",".join(map(str, range(count))))  # type: ignore[attr-defined]
 
 
 def in_one_line(error: BaseException) -> str:
