@@ -17,6 +17,7 @@ from tunecast.job.readers.bounds import bounded_text
 from tunecast.job.recipes.commands import ShellCommand, commands_of
 from tunecast.job.recipes.launch.launchers import LAUNCHERS, Launcher, split_options
 from tunecast.job.recipes.launch.schedulers import of_slurm
+from tunecast.job.recipes.trainings import PROGRAMS, SERVING
 from tunecast.job.recipes.words import Word, is_open
 from tunecast.records import NamedTuple
 from tunecast.units import MIB
@@ -28,7 +29,6 @@ OF_A_JOB = {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0", "SLU
 """What Slurm sets for the first task of a job."""
 NO_TRAINING = frozenset({"pip", "venv", "ensurepip", "virtualenv", "site", "compileall"})
 """Modules that `python -m` is often given beside the training."""
-CLIS = frozenset({"trl", "llamafactory-cli", "lmf", "axolotl", "swift", "megatron", "litgpt", "tune", "autotrain"})
 VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w*)")
 MOST_SHOWN = 300
 
@@ -139,7 +139,9 @@ def starts_training(words: Sequence[Word]) -> bool:
             options, behind = split_options(rest[1:], LAUNCHERS["python"])
             runs = behind and not ("m" in options and behind[0].partition(".")[0] in NO_TRAINING)
             return bool(runs) and "c" not in options
-        if name in CLIS or name in ("torchrun", "deepspeed", "accelerate-launch", "ft_launcher"):
+        if name in PROGRAMS:
+            return len(rest) > 1 and not SERVING & set(rest[:2])
+        if name in ("torchrun", "deepspeed", "accelerate-launch", "ft_launcher"):
             return len(rest) > 1
         if name == "accelerate":
             return rest[1:2] == ["launch"]

@@ -26,6 +26,7 @@ def deepspeed_rank_zero(nproc_per_node: int, nnodes: int = 1) -> dict[str, str]:
     return {
         "LOCAL_RANK": "0", "RANK": "0", "WORLD_SIZE": str(nproc_per_node * nnodes), "LOCAL_SIZE": str(nproc_per_node),
         "CROSS_RANK": "0", "CROSS_SIZE": str(nnodes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(MASTER_PORT),
+        "CUDA_VISIBLE_DEVICES": ",".join(map(str, range(nproc_per_node))),
     }  # fmt: skip
 
 

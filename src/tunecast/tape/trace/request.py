@@ -78,6 +78,8 @@ class ScriptRequest(Request):
     nnodes: int = 1
     rank_variables: bool = True
     """Several processes are told RANK and WORLD_SIZE, as torchrun does."""
+    names_devices: bool = False
+    """CUDA_VISIBLE_DEVICES is set for the run."""
     models: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """config.json by the name a script may load it under, resolved by the asking process."""
     overrides: tuple[SettingOverride, ...] = ()

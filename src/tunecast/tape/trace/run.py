@@ -119,6 +119,7 @@ def trace_script(
             nproc_per_node=nproc_per_node,
             nnodes=nnodes,
             rank_variables=rank_variables,
+            names_devices=bool({**os.environ, **(environment or {})}.get("CUDA_VISIBLE_DEVICES")),
             models=dict(models or {}),
             overrides=tuple(overrides),
         )

@@ -55,6 +55,7 @@ class Stop(BaseException):
 
 
 def trace_script(request: ScriptRequest, recorder: Recorder, sandbox: Sandbox) -> Answer:
+    show_devices(request.devices if request.names_devices else 0)
     run = ScriptRun(request, recorder, sandbox)
     sandbox.cards = lambda: cards_of(recorder, request.devices)
     sandbox.enter()
@@ -85,6 +86,15 @@ def cards_of(recorder: Recorder, devices: int) -> list[dict[str, Any]]:
     card = recorder.card
     one = {"name": card.name, "total_bytes": card.total_bytes, "capability": ".".join(map(str, card.capability))}
     return [{**one, "used_bytes": 0 if index else recorder.allocated_bytes} for index in range(devices)]
+
+
+def show_devices(count: int) -> None:
+    """CUDA_VISIBLE_DEVICES hides all cards from C, which reads the process's own environment; Python code, which splits
+    it into numbers, is shown the cards of the run, or as in most runs no such variable."""
+    shown, key = os.environ._data, os.environ.encodekey("CUDA_VISIBLE_DEVICES")  # type: ignore[attr-defined]
+    shown.pop(key, None)
+    if count:
+        shown[key] = os.environ.encodevalue(",".join(map(str, range(count))))  # type: ignore[attr-defined]
 
 
 def in_one_line(error: BaseException) -> str:

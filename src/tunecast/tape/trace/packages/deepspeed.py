@@ -31,8 +31,9 @@ OPTIMIZERS = {
 
 ON_THE_CARD = {"fused_adam": ("multi_tensor_adam",), "fused_lion": ("multi_tensor_lion",)}
 ON_THE_HOST = {
-    name: tuple(f"{verb}_{kind}" if verb != "update" else f"{kind}_update" for verb in ("create", "destroy", "update"))
-    for name, kind in (("cpu_adam", "adam"), ("cpu_adagrad", "adagrad"), ("cpu_lion", "lion"))
+    "cpu_adam": ("create_adam", "destroy_adam", "adam_update"),
+    "cpu_adagrad": ("create_adagrad", "destroy_adagrad", "adagrad_update"),
+    "cpu_lion": ("create_lion", "destroy_lion", "lion_update"),
 }
 """Functions of the extensions, by the name DeepSpeed builds them under (ops/op_builder)."""
 
