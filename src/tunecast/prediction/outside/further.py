@@ -2,7 +2,7 @@
 
 A teacher and a reward model are downloaded, and loaded in the dtype they are stored in, by way of mapped pages
 (trl/experimental/gkd/gkd_trainer.py and trl/trainer/grpo_trainer.py of 1.16.0, `from_pretrained` without a dtype). A
-reference is the trained model's own checkpoint, loaded once more (trl/trainer/dpo_trainer.py, `create_model_from_path`).
+reference is the trained model's own checkpoint, loaded once more (trl/trainer/dpo_trainer.py).
 They are loaded one after another, so that none adds to what another needs of the host.
 Ignored  the models of PPO, which are an estimate as a whole; a teacher on cards of its own.
 """
