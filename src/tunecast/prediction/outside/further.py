@@ -17,6 +17,7 @@ from typing import Any
 from tunecast.job.further import FURTHER, REWARD
 from tunecast.job.job import Job
 from tunecast.job.model import ModelConfig
+from tunecast.job.stacks import SFT_STACK
 from tunecast.prediction.outside.checkpoint import WIDTHS
 from tunecast.prediction.outside.paper import tensors_on_paper
 from tunecast.records import NamedTuple
@@ -59,5 +60,5 @@ def checkpoint_bytes(config_json: str, rewards: bool) -> int:
     config = json.loads(config_json)
     dtype = config.get("dtype") or config.get("torch_dtype") or "float32"
     width = WIDTHS.get(dtype, WIDTHS["float32"])
-    job = Job("any", task="reward", stack="trl") if rewards else Job("any")
+    job = Job("any", task="reward", stack=SFT_STACK) if rewards else Job("any")
     return width * sum(each.elements for each in tensors_on_paper(job, config))
