@@ -356,7 +356,7 @@ class JobPlanner(PlanMaker):
         saved, limit = self.biller.checkpoints(found.timed, found.offer), self.job.run.save_total_limit
         at_once = saved if limit is None else min(saved, limit + 1)
         written = at_once * found.timed.checkpoint_bytes + found.timed.weights_bytes
-        return outside.loading.host_mapped_bytes + self.question.terms.runs * written
+        return outside.downloaded_bytes + self.question.terms.runs * written
 
     def with_prediction(self, choice: Choice) -> Choice:
         assert choice.job is not None

@@ -129,6 +129,17 @@ class Step:
             self._table = _table_of(self.sections)
         return self._table
 
+    def only(self, phase: Phase) -> Step:
+        """The sections of one phase; of all steps of a structure they are laid out once."""
+        distinct, _, layout = self.table
+        if ("only", phase) not in layout.kept:
+            columns = layout.turns, layout.places, layout.modules
+            rows = [row for row in zip(*columns, strict=True) if row[0][0] is phase]
+            layout.kept["only", phase] = Layout(*zip(*rows, strict=True))
+        part = Step.laid_out(distinct, layout.kept["only", phase])
+        part.count = self.count
+        return part
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Step) and self.sections == other.sections
 

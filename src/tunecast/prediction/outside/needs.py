@@ -39,6 +39,7 @@ from tunecast.prediction.outside.checkpoint import (
     saved_parameters,
 )
 from tunecast.prediction.outside.evaluation import Evaluation, evaluation
+from tunecast.prediction.outside.further import NO_FURTHER_FILES, FurtherFiles, further_files
 from tunecast.prediction.outside.host_memory import (
     RankMemory,
     assumption,
@@ -107,6 +108,8 @@ class Outside(Result):
     """Of the host's memory, for all ranks of a machine together; where that was asked."""
     nvme_bytes: int = 0
     """On a machine's drives while it trains."""
+    further: FurtherFiles = NO_FURTHER_FILES
+    """Checkpoints of a teacher, a reward model or a reference."""
     in_parts: bool = False
     """A card holds part of the model: what loading, evaluating and resuming take of it is not known."""
     is_complete: bool = True
@@ -118,6 +121,11 @@ class Outside(Result):
         return None if self.in_parts else self.evaluate()
 
     @property
+    def downloaded_bytes(self) -> int:
+        """Checkpoints that the job begins from."""
+        return self.loading.host_mapped_bytes + self.further.downloaded_bytes
+
+    @property
     def host_bytes(self) -> int:
         """The most a process needs of the host's memory, of several the first: what no other use of the machine can
         take back."""
@@ -127,7 +135,7 @@ class Outside(Result):
     @property
     def host_resident_bytes(self) -> int:
         """The same with the pages of mapped files, as `top` and a container's limit count them."""
-        loaded = self.loading.host_bytes + self.loading.host_mapped_bytes
+        loaded = max(self.loading.host_bytes + self.loading.host_mapped_bytes, self.further.largest_bytes)
         before = self.process_bytes + max(loaded, self.resuming.host_mapped_bytes, self.resuming.host_bytes)
         return max(before, self.training_process_bytes + self.saving.host_bytes)
 
@@ -175,6 +183,7 @@ def outside_of(
         process_bytes=_process_bytes(job),
         machine_ram_bytes=machine_bytes(job, parameters, _ranks_of(job, files)),
         nvme_bytes=machine_nvme_bytes(job, parameters),
+        further=further_files(job, model),
         in_parts=is_spread(job),
         # What FSDP 1, or FSDP of packed weights, loads and saves is not written down.
         is_complete=not is_by_fsdp(job) or is_fully_sharded(job),

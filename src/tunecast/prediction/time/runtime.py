@@ -273,8 +273,7 @@ def step_time(step: Step, gpu: Gpu, host: Host, cluster: Cluster | None = None) 
         return whole
     task_s = {phase.value: 0.0 for phase in TASKS}
     for phase in [phase for phase in TASKS if phase in phases]:
-        part = Step([section for section in step.sections if section.phase is phase], step.count)
-        task_s[phase.value] = Lowered(part).on(gpu, host, cluster).step_s
+        task_s[phase.value] = Lowered(step.only(phase)).on(gpu, host, cluster).step_s
     return replace(whole, task_s={**task_s, "train": max(0.0, whole.step_s - sum(task_s.values()))})
 
 

@@ -273,7 +273,7 @@ def _files(job: Job, outside: Outside, checkpoints: int) -> dict[str, SecondsRan
     """What is read and written."""
     spans = {}
     if job.hardware.download_bytes_per_s is not None:
-        spans["download"] = _download(outside.loading.host_mapped_bytes, job)
+        spans["download"] = _download(outside.downloaded_bytes, job)
     spans["load"] = _load(job, outside)
     spans["checkpoints"] = _saved(outside.disk.checkpoint_bytes, job, checkpoints, outside.disk.writers)
     if not writes_parts(job):  # else save_model writes nothing, and the last checkpoint is the result
@@ -367,14 +367,15 @@ def _download(nbytes: int, job: Job) -> SecondsRange:
 def _load(job: Job, outside: Outside) -> SecondsRange:
     """Reading, casting on the host where dtypes differ, quantising; each card's process does so beside the others."""
     read = outside.loading.host_mapped_bytes
+    further = outside.further.read_bytes(read)
     disk = job.hardware.disk_bytes_per_s
-    seconds = LOAD_START_S + read / min(LOAD_BYTES_PER_S, disk or LOAD_BYTES_PER_S)
+    seconds = LOAD_START_S + (read + further) / min(LOAD_BYTES_PER_S, disk or LOAD_BYTES_PER_S)
     quantised = job.quantization.format
     if quantised in ("nf4", "fp4", "int8"):
         seconds += BITSANDBYTES_S + (read / INT8_BYTES_PER_S if quantised == "int8" else 0.0)
     elif outside.loading.host_bytes:
         seconds += outside.loading.model_bytes / CAST_BYTES_PER_S
-    cold = 0.0 if disk is not None else read / COLD_BYTES_PER_S
+    cold = 0.0 if disk is not None else outside.downloaded_bytes / COLD_BYTES_PER_S
     return SecondsRange(seconds, 0.7 * seconds, max(1.5 * seconds, cold))
 
 
