@@ -82,6 +82,7 @@ WITH_IMAGES = (
     "of Automodel's training with images transformers' model is taken, its tower frozen and spread as Automodel does; "
     "nobody traced it"
 )
+WHOLE_IMAGES = "of rows that cards share every card is taken to see all images; nobody traced it"
 NO_LIGER = "Liger's kernels, which Automodel uses where the package is installed, are left out"
 
 
@@ -96,6 +97,8 @@ def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: 
     machine.guesses[READ] = None
     if machine.pictures is not None:
         machine.guesses[WITH_IMAGES] = None
+        if job.parallel.context > 1:
+            machine.guesses[WHOLE_IMAGES] = None
     if kind in OWN_CODE:
         machine.guesses[NOT_WRITTEN.format(kind)] = None
     elif not is_own:
