@@ -134,6 +134,12 @@ def test_a_prompt_decides_how_long_rows_are() -> None:
     assert job.seq_len == 128
 
 
+def test_a_long_completion_makes_rows_longer() -> None:
+    """Nobody says the prompt's length: what the defaults leave for it, 512 tokens."""
+    assert job_from_dict({"model": "small", "task": "grpo", "rl": {"completion_length": 2048}}).seq_len == 2560
+    assert job_from_dict({"model": "small", "task": "grpo"}).seq_len == 1024
+
+
 def test_attention_without_a_cache_is_refused_by_name() -> None:
     config = {"model_type": "gpt2", "n_embd": 512, "n_layer": 7, "n_head": 8, "n_positions": 4096, "vocab_size": 3001}
     with pytest.raises(TunecastError, match="model: how gpt2 keeps keys and values while it generates"):

@@ -15,6 +15,7 @@ from tunecast.advise.ladder import Overrides
 from tunecast.errors import NotResolved, Unsupported, UsageError
 from tunecast.job.job import Job, all_knobs
 from tunecast.job.kernels import TAKEN
+from tunecast.job.names import ROLLOUTS
 from tunecast.job.optimizers import DEFAULT_OPTIMIZER, OPTIMIZERS
 from tunecast.job.stacks import SFT_STACK, stack_of
 from tunecast.prediction.data.batches import has_full_rows
@@ -79,6 +80,8 @@ def _whose(field: str, job: Job) -> str:
         return f"{own}{states}"
     if field == "lora.targets":
         return f"{job.stack}'s own" if stack_of(job).targets is not None else "PEFT's choice"
+    if field == "seq_len" and job.task in ROLLOUTS:
+        return f"{job.seq_len - job.rl.completion_length:,} of prompt, {job.rl.completion_length:,} generated"
     if field == "stack":
         return "--stack names another"
     if field == "data.lengths":

@@ -27,8 +27,10 @@ def job_from_dict(mapping: object) -> Job:
     bad = {problem.field for problem in problems}
     if values["lengths"] is not None and "seq_len" not in given:
         values["seq_len"] = max(values["lengths"])
-    elif values["task"] in ROLLOUTS and values["rl.prompt_length"] is not None and not {"seq_len", *bad} & set(given):
-        values["seq_len"] = values["rl.prompt_length"] + values["rl.completion_length"]
+    elif values["task"] in ROLLOUTS and not {"seq_len", *bad} & set(given):
+        knobs = all_knobs()  # of prompts whose length nobody says: the room that the defaults leave
+        prompt = values["rl.prompt_length"] or knobs["seq_len"].default - knobs["rl.completion_length"].default
+        values["seq_len"] = prompt + values["rl.completion_length"]
     problems += _null_and_qlora(given, values, bad)
     full = settled(values)
     if problems or in_vain(full, given):  # else the job itself goes through the rules

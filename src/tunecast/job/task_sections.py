@@ -94,7 +94,8 @@ class Rl(Section):
     prompt_length: int | None = field(
         None,
         OURS,
-        "tokens of the longest prompt, to which seq_len follows; null: seq_len less completion_length",
+        "tokens of the longest prompt; seq_len, where not given, is this and completion_length; null: seq_len less "
+        "completion_length, or 512 where seq_len is not given either",
         within=(1, 10_000_000),
         kilo=1024,
         flag="prompt-length",

@@ -180,7 +180,9 @@ def title_of(job: Job) -> str:
 def rows_words(job: Job) -> str:
     """`8 x 1,024 tokens`, `8 pairs x 2 x 1,024 tokens`, `8 completions x 1,024 tokens with images`."""
     length = max(job.lengths) if job.lengths else job.seq_len
-    kind = " pairs x 2" if job.task in PAIRS else " completions" if job.task in ROLLOUTS else ""
+    kind = " pair" if job.task in PAIRS else " completion" if job.task in ROLLOUTS else ""
+    kind += "s" if kind and job.micro_batch > 1 else ""
+    kind += " x 2" if job.task in PAIRS else ""
     seen = " with images" if job.vision.images else " with videos" if job.vision.frames else ""
     return f"{job.micro_batch}{kind} x {'up to ' if job.lengths else ''}{length:,} tokens{seen}"
 
