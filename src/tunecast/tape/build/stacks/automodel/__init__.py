@@ -45,6 +45,7 @@ from tunecast.tape.build.stacks.automodel.lora import insert_adapters
 from tunecast.tape.build.stacks.automodel.models import (
     freeze_towers,
     fuse_norms,
+    leave_towers,
     make_own,
     switch_on_checkpointing,
 )
@@ -116,7 +117,10 @@ def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: 
         if job.method != "full":
             insert_adapters(job, model)
         freeze_towers(job, model)
-        cut_ends(model, ends_of_stage(job, machine))
+        ends = ends_of_stage(job, machine)
+        cut_ends(model, ends)
+        if machine.pictures is not None and not ends.embedding:
+            leave_towers(model)
     if CUT_HEAD not in job.kernels:
         vars(model)["output"] = lambda logits, labels: logits  # the loss is the recipe's
     if job.gradient_checkpointing:
@@ -186,7 +190,8 @@ def forward(job: Job, model: Any, length: int) -> tuple[Sequence[Tensor], Tensor
     batch += image_tensors(machine, job.micro_batch, length)
     machine.phase, machine.in_forward = Phase.FORWARD, True
     machine.scheme.begin_forward()
-    outputs = model(*batch[:3], **images_in(machine, batch[3:]))
+    sees = ends_of_stage(job, machine).embedding  # every stage's batch has images, which the first alone is given
+    outputs = model(*batch[:3], **(images_in(machine, batch[3:]) if sees else {}))
     if CUT_HEAD in job.kernels:
         return batch, outputs, outputs
     return batch, outputs, masked_cross_entropy(outputs, batch[2], widens=job.loss != "low_precision")
