@@ -28,6 +28,11 @@ DENSE: dict[str, Any] = {
     "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 320, "torch_dtype": "bfloat16",
     "tie_word_embeddings": False,
 }  # fmt: skip
+LINEAR: dict[str, Any] = {
+    **DENSE, "model_type": "qwen3_5_text", "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
+    "linear_conv_kernel_dim": 4,
+}  # fmt: skip
 ATTENTION = HIDDEN * 16 * (4 + 2 + 2) + 4 * 16 * HIDDEN
 """Weights of q, k, v and o."""
 
@@ -106,6 +111,12 @@ class TestTensor:
             assert names["reduce_scatter"] > 0 and names["all_reduce"] == 0
         else:
             assert names["all_reduce"] == (1 + 2 * LAYERS) + (5 * LAYERS + 1)
+
+    def test_linear_attention_is_whole(self) -> None:
+        """Its gates z, as many as values, and its output; of gate, up and down each card has half."""
+        weights = made(built(LINEAR, {"tensor": 2}, hardware={"gpus": 2}), Role.WEIGHTS)
+        assert weights.count(HIDDEN * 4 * 16 * 2) >= 2
+        assert weights.count(HIDDEN * 160 * 2 // 2) == 3 * LAYERS
 
     def test_key_heads_that_do_not_divide(self) -> None:
         with pytest.raises(TunecastError, match="key heads"):

@@ -1,4 +1,4 @@
-"""Images where nobody traced them: with NeMo Automodel's recipe, and beside preferences.
+"""Images where nobody traced them: with NeMo Automodel's recipe, Megatron Core, and beside preferences and rollouts.
 
 What must hold whatever the bytes are.
 """
@@ -12,7 +12,7 @@ import pytest
 from tunecast.errors import UsageError
 from tunecast.job import job_from_dict
 from tunecast.tape.build.fill_in import fill_in
-from tunecast.tape.build.job_runs import build, fold_job
+from tunecast.tape.build.job_runs import build, fold_job, fold_rank
 from tunecast.tape.card import Card
 from tunecast.tape.op import Alloc
 
@@ -70,10 +70,29 @@ class TestAutomodel:
 
         assert of_tower(checkpointing=True) > 1.2 * of_tower(checkpointing=False)
 
-    def test_no_pipeline(self) -> None:
-        with pytest.raises(UsageError) as found:
-            job_of(stack="automodel", hardware={"gpus": 8}, parallel={"data": "fsdp", "pipeline": 2})
-        assert found.value.field == "parallel.pipeline"
+    def test_a_pipelines_first_stage_has_the_tower(self) -> None:
+        given = {"stack": "automodel", "hardware": {"gpus": 4}, "parallel": {"data": "fsdp", "pipeline": 2}}
+
+        def held_by(last: bool, **values: Any) -> tuple[int, bool]:
+            run = fold_rank(filled(**given, grad_accum=2, **values), SMALL, Card(), last=last)
+            events = run.make_tape().events
+            sees = any(isinstance(event, Alloc) and ".visual." in event.module for event in events)
+            return run.program.most_alive_bytes, sees
+
+        assert held_by(last=False)[1] and not held_by(last=True)[1]
+        assert held_by(last=False)[0] > held_by(last=False, vision={})[0]
+
+    def test_rows_that_cards_share(self) -> None:
+        given = {"stack": "automodel", "hardware": {"gpus": 4}, "parallel": {"data": "fsdp", "context": 2}}
+        tape = build(filled(**given), SMALL, [128], Card())
+        assert any("see all images" in guess for guess in tape.guesses)
+
+
+class TestMegatron:
+    @pytest.mark.parametrize("task", ["sft", "dpo", "kto", "reward"])
+    def test_a_tower_is_held(self, task: str) -> None:
+        given = {"stack": "megatron", "task": task, "autocast": "bfloat16"}
+        assert held(**given) > held(**given, vision={})
 
 
 class TestPreferences:
@@ -102,7 +121,13 @@ class TestPreferences:
         given = {"stack": stack, "method": "lora", "task": task}
         assert held(**given) > held(**given, vision={})
 
-    @pytest.mark.parametrize("task", ["orpo", "cpo", "reward", "grpo"])
+    def test_rollouts_have_the_images_of_their_prompt(self) -> None:
+        given = {"stack": "trl", "task": "grpo", "micro_batch": 8, "seq_len": 192, "rl": {"completion_length": 64}}
+        tape = build(filled(**given), SMALL, [192], Card())
+        assert any("images beside rollouts" in guess for guess in tape.guesses)
+        assert held(**given) > held(**given, vision={})
+
+    @pytest.mark.parametrize("task", ["orpo", "cpo", "reward"])
     def test_other_tasks_are_refused(self, task: str) -> None:
         with pytest.raises(UsageError) as found:
             job_of(stack="trl", task=task, micro_batch=8)

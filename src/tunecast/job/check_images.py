@@ -9,7 +9,7 @@ from tunecast.job.stacks import STACKS
 
 SEEING = (*LANGUAGE, *PREFERENCES, "grpo", "rloo", "distill")
 """Tasks whose programs give a model images."""
-WITH_HEADS = ("ms-swift",)
+WITH_HEADS = ("ms-swift", "megatron")
 """Stacks that give a model that sees a head of their own; transformers has no such class (swift/model/patcher.py,
 `_patch_sequence_classification`)."""
 WITHOUT_REFERENCE = ("orpo", "cpo", "simpo")
@@ -34,23 +34,23 @@ def images_are_seen(images: int, frames: int, stack: str, task: str) -> Problem 
     return None
 
 
-@rule("data.packing", "vision.images", "vision.frames")
-def images_are_not_packed(packing: bool, images: int, frames: int) -> str | None:
-    """trl/trainer/sft_trainer.py: "Packing is not supported for vision datasets"."""
-    if not packing or not (images or frames):
+@rule("data.packing", "vision.images", "vision.frames", "stack")
+def images_are_not_packed(packing: bool, images: int, frames: int, stack: str) -> str | None:
+    """trl/trainer/sft_trainer.py: "Packing is not supported for vision datasets". Megatron Core packs them."""
+    if not packing or not (images or frames) or STACKS[stack].uses_megatron:
         return None
     return "got true with images, which TRL refuses and nothing here models; allowed: false; nearest: false"
 
 
-@rule("parallel.context", "vision.images", "vision.frames")
-def rows_with_images_stay_whole(context: int, images: int, frames: int) -> str | None:
-    if context == 1 or not (images or frames):
+@rule("parallel.context", "vision.images", "vision.frames", "stack")
+def rows_with_images_stay_whole(context: int, images: int, frames: int, stack: str) -> str | None:
+    if context == 1 or not (images or frames) or STACKS[stack].uses_megatron or stack == "automodel":
         return None
     return f"got {context} with images, of which no rows that cards share are written down; allowed: 1; nearest: 1"
 
 
-@rule("parallel.pipeline", "vision.images", "vision.frames")
-def towers_are_not_staged(pipeline: int, images: int, frames: int) -> str | None:
-    if pipeline == 1 or not (images or frames):
+@rule("parallel.pipeline", "vision.images", "vision.frames", "stack")
+def towers_are_not_staged(pipeline: int, images: int, frames: int, stack: str) -> str | None:
+    if pipeline == 1 or not (images or frames) or STACKS[stack].uses_megatron or stack == "automodel":
         return None
     return f"got {pipeline} with images, of which no pipeline's stages are written down; allowed: 1; nearest: 1"

@@ -41,10 +41,11 @@ def a_student_has_a_teacher(teacher: str | None, task: str, stack: str) -> str |
     return "got null with task distill, which learns from another model; allowed: a model's name, as llama-3.1-70b"
 
 
-@rule("data.packing", "task")
-def rows_of_their_own(packing: bool, task: str) -> str | None:
-    """Their collators pad (trl/trainer/reward_trainer.py, `DataCollatorForPreference`; transformers' with padding)."""
-    if not packing or task not in (*HEADS, "distill"):
+@rule("data.packing", "task", "stack")
+def rows_of_their_own(packing: bool, task: str, stack: str) -> str | None:
+    """Their collators pad (trl/trainer/reward_trainer.py, `DataCollatorForPreference`; transformers' with padding);
+    Megatron Core's rows are packed whatever the head (swift/megatron/trainers/base.py)."""
+    if not packing or task not in (*HEADS, "distill") or STACKS[stack].uses_megatron:
         return None
     return f"got true with task {task}, whose trainer pads rows and packs none; allowed: false; nearest: false"
 

@@ -276,7 +276,8 @@ _MS_SWIFT = replace(
     preference_head="rows",  # swift/rlhf_trainers/rlhf_mixin.py, `get_per_token_logps` of 4.6.0, with trl before 1.0
     adapts_itself=True,
     frugal=None,
-    trained_parts=("language",),  # `freeze_vit`, `freeze_aligner` (swift/arguments/base_args)
+    lists_linear=True,  # swift/pipelines/train/tuner.py, `get_target_modules`
+    trained_parts=("language",),  # `freeze_vit`, `freeze_aligner` (swift/arguments/tuner_args.py)
 )
 _UNSLOTH = Stack(
     "unsloth",
@@ -349,6 +350,9 @@ _MEGATRON = Stack(
     # --bf16, bf16_mixed: weights of 16 bits, masters in the optimizer
     weights_dtype=lambda job: job.autocast or "float32",
     targets="attention",  # linear_qkv, linear_proj
+    tasks=(*LANGUAGE, "dpo", "kto", "reward", "classify", "rerank", "grpo"),  # swift/megatron/trainers
+    sees_images=True,
+    drops_before_experts=True,  # its adapters are its own, not PEFT's
 )
 _AUTOMODEL = Stack(
     "automodel",
@@ -387,7 +391,7 @@ STACKS: Mapping[str, Stack] = {
             _FSDP_QLORA,
             _TORCHTITAN,
         ),
-        *(_MEGATRON, replace(_MEGATRON, name="nemo"), _AUTOMODEL, _LLM_FOUNDRY),
+        *(_MEGATRON, replace(_MEGATRON, name="nemo", tasks=LANGUAGE, sees_images=False), _AUTOMODEL, _LLM_FOUNDRY),
     )
 }
 DEFAULT_STACK = _TRANSFORMERS.name

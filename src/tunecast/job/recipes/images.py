@@ -34,11 +34,6 @@ def frozen_words(frozen: Mapping[str, tuple[str, bool]], parts: Collection[str])
     return {name: part not in parts for part, (name, _) in frozen.items()}
 
 
-def refuse_of_megatron(draft: Draft) -> None:
-    if any(field in draft.fields for field in ("vision.images", "vision.frames")):
-        draft.refuse("images or videos", "with Megatron Core towers that see are not modelled")
-
-
 def take_frozen_parts(
     draft: Draft, keys: Keys, frozen: Mapping[str, tuple[str, bool]], parts: tuple[str, ...] = PARTS
 ) -> None:

@@ -23,7 +23,6 @@ from tunecast.job.recipes.frameworks.llama_factory_tasks import DEFAULTS as TASK
 from tunecast.job.recipes.frameworks.llama_factory_tasks import WORDS as TASK_WORDS
 from tunecast.job.recipes.frameworks.llama_factory_tasks import take_stage, take_stage_keys
 from tunecast.job.recipes.huggingface import is_on
-from tunecast.job.recipes.images import refuse_of_megatron
 from tunecast.job.recipes.parts.accelerate import read_accelerate
 from tunecast.job.recipes.parts.megatron import SPLITS, take_megatron
 from tunecast.job.recipes.parts.megatron import WITHOUT_EFFECT as MEGATRON_WITHOUT_EFFECT
@@ -174,7 +173,6 @@ def read(draft: Draft, request: ReadRequest) -> None:
     if is_megatron:
         draft.put("stack", "megatron", keys, *SPLITS)
         take_megatron(draft, keys)
-        refuse_of_megatron(draft)
     take_optimizer(draft, keys)
     take_checkpointing(draft, keys, request, is_megatron)
     take_weights(draft, keys, request)

@@ -23,7 +23,7 @@ from tunecast.job.recipes.draft import Draft, Keys
 from tunecast.job.recipes.frameworks import ms_swift_tasks, ms_swift_tuners
 from tunecast.job.recipes.frameworks.ms_swift_megatron import read_megatron
 from tunecast.job.recipes.huggingface import is_on
-from tunecast.job.recipes.images import frozen_words, image_tokens, refuse_of_megatron
+from tunecast.job.recipes.images import frozen_words, image_tokens
 from tunecast.job.recipes.launch.launchers import VISIBLE
 from tunecast.job.recipes.parts.accelerate import read_accelerate
 from tunecast.job.recipes.parts.deepspeed import read_deepspeed, take_deepspeed
@@ -176,7 +176,6 @@ def read(draft: Draft, request: ReadRequest) -> None:
         keys.without(*ms_swift_tasks.WITHOUT_EFFECT)
     if request.command.startswith("megatron") or is_megatrons(keys):
         read_megatron(draft, keys)
-        refuse_of_megatron(draft)
     else:
         read_transformers(draft, keys, request)
     if "PYTORCH_CUDA_ALLOC_CONF" not in request.launch.environment:

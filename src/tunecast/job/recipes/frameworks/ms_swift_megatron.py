@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from tunecast.job.names import HEADS
 from tunecast.job.recipes import huggingface
 from tunecast.job.recipes.draft import Draft, Keys
+from tunecast.job.recipes.frameworks.ms_swift_tasks import take_task_keys
 from tunecast.job.recipes.huggingface import is_on
+from tunecast.job.recipes.images import image_tokens
 from tunecast.job.recipes.parts.megatron import WITHOUT_EFFECT, take_megatron
 from tunecast.job.recipes.values import number, whole, word
 
@@ -90,12 +93,16 @@ def read_megatron(draft: Draft, keys: Keys) -> None:
     draft.assume("gradient_checkpointing", False, f"{draft.framework} {draft.release}: attention alone is recomputed")
     take_rows(draft, keys)
     take_run(draft, keys)
+    take_task_keys(draft, keys)
+    if draft.fields.get("task") in HEADS:  # `cross_entropy_loss_fusion` is of a vocabulary
+        draft.drop("loss")
     for name, why in REPORTED.items():
         if is_on(keys.get(name)) and number(keys.get(name)) != 0:
             draft.not_modelled(keys, name, why)
     lora = ("lora.rank", "lora.alpha", "lora.dropout")
     split = () if draft.fields.get("parallel.tensor", 1) != 1 else ("parallel.expert_tensor",)
-    huggingface.assume_all(draft, DEFAULTS, leave=("global_batch", *lora, *split))
+    headless = ("loss",) if draft.fields.get("task") in HEADS else ()
+    huggingface.assume_all(draft, DEFAULTS, leave=("global_batch", *lora, *split, *headless))
 
 
 def take_tuner(draft: Draft, keys: Keys) -> None:
@@ -160,7 +167,7 @@ def take_rows(draft: Draft, keys: Keys) -> None:
     if packs:
         draft.assume("data.packing_strategy", "bfd")
     draft.take("seq_len", keys, *(("packing_length", "max_length") if packs else ("max_length", "packing_length")))
-    draft.assume("seq_len", 1024, "tunecast: nothing is cut, so that rows are as long as the data's")
+    draft.assume("seq_len", 1024 + image_tokens(draft), "tunecast: nothing is cut, so that rows are as long as the data's")
     keys.ignore("padding_free", "mlp_padding_free")
     draft.take("data.num_proc", keys, "dataset_num_proc")
     draft.take("data.seed", keys, "data_seed", "seed")

@@ -45,6 +45,7 @@ from tunecast.tape.build.stacks.automodel.lora import insert_adapters
 from tunecast.tape.build.stacks.automodel.models import (
     freeze_towers,
     fuse_norms,
+    leave_towers,
     make_own,
     switch_on_checkpointing,
 )
@@ -82,6 +83,7 @@ WITH_IMAGES = (
     "of Automodel's training with images transformers' model is taken, its tower frozen and spread as Automodel does; "
     "nobody traced it"
 )
+WHOLE_IMAGES = "of rows that cards share every card is taken to see all images; nobody traced it"
 NO_LIGER = "Liger's kernels, which Automodel uses where the package is installed, are left out"
 
 
@@ -96,6 +98,8 @@ def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: 
     machine.guesses[READ] = None
     if machine.pictures is not None:
         machine.guesses[WITH_IMAGES] = None
+        if job.parallel.context > 1:
+            machine.guesses[WHOLE_IMAGES] = None
     if kind in OWN_CODE:
         machine.guesses[NOT_WRITTEN.format(kind)] = None
     elif not is_own:
@@ -113,7 +117,10 @@ def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: 
         if job.method != "full":
             insert_adapters(job, model)
         freeze_towers(job, model)
-        cut_ends(model, ends_of_stage(job, machine))
+        ends = ends_of_stage(job, machine)
+        cut_ends(model, ends)
+        if machine.pictures is not None and not ends.embedding:
+            leave_towers(model)
     if CUT_HEAD not in job.kernels:
         vars(model)["output"] = lambda logits, labels: logits  # the loss is the recipe's
     if job.gradient_checkpointing:
@@ -183,7 +190,8 @@ def forward(job: Job, model: Any, length: int) -> tuple[Sequence[Tensor], Tensor
     batch += image_tensors(machine, job.micro_batch, length)
     machine.phase, machine.in_forward = Phase.FORWARD, True
     machine.scheme.begin_forward()
-    outputs = model(*batch[:3], **images_in(machine, batch[3:]))
+    sees = ends_of_stage(job, machine).embedding  # every stage's batch has images, which the first alone is given
+    outputs = model(*batch[:3], **(images_in(machine, batch[3:]) if sees else {}))
     if CUT_HEAD in job.kernels:
         return batch, outputs, outputs
     return batch, outputs, masked_cross_entropy(outputs, batch[2], widens=job.loss != "low_precision")

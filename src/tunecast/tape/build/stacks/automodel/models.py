@@ -18,6 +18,7 @@ from tunecast.tape.build.dtypes import FLOAT32, INT64
 from tunecast.tape.build.frozen import freeze_parts, trained_parts
 from tunecast.tape.build.modules import Module, RMSNorm
 from tunecast.tape.build.recompute import checkpoint
+from tunecast.tape.build.sharding.layers import let_go
 from tunecast.tape.build.stacks.torchtune.modules import fused_rms_norm
 from tunecast.tape.build.tensor import Tensor
 
@@ -109,6 +110,13 @@ def freeze_towers(job: Job, model: Any) -> None:
         if any(pattern in module.path.lower() for pattern in TOWER_PATTERNS):
             for tensor in module.own.values():
                 tensor.requires_grad = False
+
+
+def leave_towers(model: Any) -> None:
+    """components/distributed/pipelining/functional.py: `MULTIMODAL_SUFFIXES` are the first stage's."""
+    for module in model.modules():
+        if model.part_of(module.path) != "language":
+            let_go(module)
 
 
 def trained_tower_layers(model: Any) -> list[list[Any]]:

@@ -21,6 +21,7 @@ from tunecast.tape.build.autograd import Gradients, Node, finish, start
 from tunecast.tape.build.decoder import SelfAttention
 from tunecast.tape.build.dtypes import BFLOAT16, DTYPES, FLOAT32
 from tunecast.tape.build.experts import Experts
+from tunecast.tape.build.families.delta import GatedDeltaNet
 from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.modules import Buffer, Linear, Module
 from tunecast.tape.build.sharding.accelerate import store_as_floats
@@ -120,12 +121,13 @@ def cut(job: Job, model: Any) -> None:
 
 
 def split_layers(model: Any, split: TensorParallel, sequence: bool) -> None:
-    """`_parallelize_llama`; the loss takes whole logits (`full_tensor`)."""
+    """`_parallelize_llama`; the loss takes whole logits (`full_tensor`). Linear attention is whole on every card
+    (`_parallelize_qwen3_5_vlm`)."""
     split.by_words(model.input_embedding(), sequence)
     for layer in model.layers():
         for module in list(layer.modules()):
             parts = {name: part for name, part in module.children.items() if isinstance(part, Linear)}
-            if not parts:
+            if not parts or (isinstance(module, GatedDeltaNet) and not sequence):
                 continue
             if FUSED in parts:
                 split_around(parts, split)

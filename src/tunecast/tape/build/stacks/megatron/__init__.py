@@ -5,6 +5,7 @@ linears.py    TransformerEngine's linear layers on paper
 model.py      Megatron Core's GPT on paper, one rank's part of it, and its loss
 optimizer.py  Megatron's optimizer on paper, and what data-parallel ranks exchange
 shape.py      what Megatron's arguments say of a model
+tasks.py      what ms-swift trains with Megatron Core beyond the language model's own loss, and images beside text
 
 Weights are 16 bits with float32 masters. NeMo is run as its performance recipes are: collectives of tensor parallelism
 beside the products they feed (`tp_comm_overlap`), TransformerEngine's loss, gradients in the weights' dtype
@@ -28,11 +29,14 @@ from typing import Any
 from tunecast.job.job import Job
 from tunecast.job.releases import RELEASES, numbers
 from tunecast.job.shardings import sharding_of
+from tunecast.tape.build import functional as F
 from tunecast.tape.build.autograd import backward
 from tunecast.tape.build.dtypes import DTYPES, INT64, Dtype
 from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.modules import bring
+from tunecast.tape.build.ops.views import narrow
 from tunecast.tape.build.stacks import Refusals, followed, leaves_out, no_such_model
+from tunecast.tape.build.stacks.megatron import tasks
 from tunecast.tape.build.stacks.megatron.layers import KERNELS
 from tunecast.tape.build.stacks.megatron.linears import MegatronRank
 from tunecast.tape.build.stacks.megatron.model import GPT, LORA_TARGETS
@@ -40,6 +44,7 @@ from tunecast.tape.build.stacks.megatron.optimizer import DataExchange, Megatron
 from tunecast.tape.build.stacks.megatron.shape import MegatronShape, shape_of
 from tunecast.tape.build.stacks.torchtitan.loop import places
 from tunecast.tape.build.tensor import Tensor
+from tunecast.tape.build.vision.batches import image_tensors, images_in
 from tunecast.tape.op import Phase, Role
 
 REFUSES: Refusals = {
@@ -75,7 +80,13 @@ def model(machine: Machine, config: Mapping[str, Any]) -> Any:
 
 def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: Machine) -> None:
     gpt = load(job, config, machine)
+    reference = None
+    if tasks.asks_reference(job) and job.method == "full":
+        reference = load(job, config, machine)
+        for parameter in reference.parameters():
+            parameter.requires_grad = False
     machine.guesses[KERNELS_UNTRACED] = None
+    tasks.mark(job, machine)
     if untraced := ", ".join(ways_untraced(job, gpt.shape)):
         machine.guesses[UNTRACED + untraced] = None
     trained = [p for p in gpt.parameters() if p.requires_grad]
@@ -91,7 +102,7 @@ def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: 
     )  # fmt: skip
     for length in machine.steps(lengths):
         optimizer.begin_step()
-        take_step(job, gpt, length)
+        take_step(job, gpt, reference, length)
         optimizer.reduce_rest()
         gpt.exchange.settle()
         machine.phase = Phase.OPTIMIZER
@@ -217,7 +228,11 @@ def load(job: Job, config: Mapping[str, Any], machine: Machine) -> GPT:
     first = is_first(job, machine)
     last = job.parallel.pipeline == 1 or not first
     parts = parts_of(job)
-    gpt = GPT(machine, shape, parts, ranks, job.gradient_checkpointing, first, last, loss_of(job, config))
+    visual = tasks.Tower(machine, config) if first and machine.pictures is not None else None
+    labels = job.head.labels if tasks.has_head(job) else None
+    gpt = GPT(
+        machine, shape, parts, ranks, job.gradient_checkpointing, first, last, loss_of(job, config), labels, visual
+    )
     gpt.name_all()
     machine.name_head("output_layer")
     for module in gpt.modules():
@@ -225,7 +240,13 @@ def load(job: Job, config: Mapping[str, Any], machine: Machine) -> GPT:
             adapter = name.startswith("lora_")
             low = parts.frozen if name == "weight" and module is not gpt.output_layer else None
             bring(tensor, module.path, Role.ADAPTERS if adapter else Role.WEIGHTS, low)
-            tensor.requires_grad = job.method == "full" or adapter
+            is_head = labels is not None and module is gpt.output_layer
+            tensor.requires_grad = job.method == "full" or adapter or is_head
+            if visual is not None and module.path.startswith("visual"):
+                is_trained = visual.is_trained(module.path, job.vision.trained)
+                tensor.requires_grad = job.method == "full" and is_trained
+            elif job.vision.trained is not None and "language" not in job.vision.trained:
+                tensor.requires_grad = False
     return gpt
 
 
@@ -253,15 +274,17 @@ def is_first(job: Job, machine: Machine) -> bool:
     return job.parallel.pipeline == 1 or machine.ends is None or machine.ends.embedding
 
 
-def take_step(job: Job, gpt: GPT, length: int) -> None:
+def take_step(job: Job, gpt: GPT, reference: GPT | None, length: int) -> None:
     """1F1B: as many forward passes ahead as there are stages behind this one, all others of the first and none of the
     last. Interleaved: twice as many, and as many more as there are ranks for each piece but one
     (megatron/core/pipeline_parallel/schedules.py, `get_pp_rank_microbatches`)."""
+    if job.task == "grpo":
+        score_completions(job, gpt, reference, length)
     ranks, chunks, count = job.parallel.pipeline, job.parallel.virtual_stages, job.grad_accum
     behind = ranks - 1 if gpt.first and not (gpt.last and ranks == 1) else 0
     turns = places(count, ranks, chunks)
     ahead = 1 + behind if chunks == 1 else 1 + 2 * behind + (chunks - 1) * min(count, ranks)
-    waiting = {now: forward(job, gpt, length, *now) for now in turns[:ahead]}
+    waiting = {now: forward(job, gpt, reference, length, *now) for now in turns[:ahead]}
     for turn, (place, number) in enumerate(turns):
         given, out = waiting.pop((chunks - 1 - place, number))
         backward(out)
@@ -269,26 +292,63 @@ def take_step(job: Job, gpt: GPT, length: int) -> None:
             given.grad = None  # sent to the stage before
         del given, out
         for now in turns[turn + ahead : turn + ahead + 1]:
-            waiting[now] = forward(job, gpt, length, *now)
+            waiting[now] = forward(job, gpt, reference, length, *now)
 
 
-def forward(job: Job, gpt: GPT, length: int, chunk: int, number: int) -> tuple[Tensor | None, Tensor]:
+def score_completions(job: Job, gpt: GPT, reference: GPT | None, length: int) -> None:
+    """`_maybe_compute_logps` of every micro-batch, before any is trained on."""
+    machine, tokens = gpt.machine, length // job.parallel.context
+    for _ in range(job.grad_accum):
+        given, labels, images = batch(job, gpt, tokens, gpt.first, gpt.last)
+        machine.phase, machine.in_forward = Phase.SCORE, False
+        for by_reference in tasks.passes_of_rollout(job):
+            with tasks.asked(gpt, reference, by_reference) as found:
+                found(given, labels, tokens, **images)
+
+
+def batch(
+    job: Job, gpt: GPT, tokens: int, begins: bool, ends: bool, passes: int = 1
+) -> tuple[Tensor, Tensor | None, dict[str, Tensor]]:
+    """What a piece is given: tokens and images, or hidden states of `passes` from the piece before; and labels."""
+    machine, rows = gpt.machine, tasks.rows_of(job)
+    images: dict[str, Tensor] = {}
+    if begins:
+        given = machine.run("_to_copy", (), (rows, tokens), INT64)
+        images = images_in(machine, image_tensors(machine, rows, tokens))
+    else:  # p2p_communication.py: tokens are in parts where tensors are
+        ways = job.parallel.tensor if gpt.parts.sequence else 1
+        given = machine.run("empty", (), (passes * (tokens // ways), rows, gpt.shape.width), machine.weights_dtype)
+    labels = machine.run("_to_copy", (), (tokens, rows), INT64) if ends else None
+    return given, labels, images
+
+
+def forward(
+    job: Job, gpt: GPT, reference: GPT | None, length: int, chunk: int, number: int
+) -> tuple[Tensor | None, Tensor]:
     """What a later piece is given by the one before, and what the piece makes of it."""
     machine, chunks = gpt.machine, job.parallel.virtual_stages
     gpt.exchange.gathers, gpt.exchange.reduces = number == 0, number == job.grad_accum - 1
     machine.phase, machine.module, machine.in_forward = Phase.OTHER, "", False
     tokens = length // job.parallel.context
     begins, ends = gpt.first and chunk == 0, gpt.last and chunk == chunks - 1
-    if begins:
-        given = machine.run("_to_copy", (), (job.micro_batch, tokens), INT64)
-    else:  # p2p_communication.py: tokens are in parts where tensors are
-        ways = job.parallel.tensor if gpt.parts.sequence else 1
-        part = (tokens // ways, job.micro_batch, gpt.shape.width)
-        given = machine.run("empty", (), part, machine.weights_dtype)
-        given.requires_grad = True
-    labels = machine.run("_to_copy", (), (tokens, job.micro_batch), INT64) if ends else None
+    passes = tasks.passes_sent(job)
+    given, labels, images = batch(job, gpt, tokens, begins, ends, passes)
+    given.requires_grad = not begins
     machine.phase, machine.in_forward = Phase.FORWARD, True
-    out = gpt(given, labels, tokens, chunk, chunks)
+    beside = []
+    for place, by_reference in enumerate(tasks.passes_before(job), 1):
+        part = given if begins else given_of(given, passes, place)
+        with tasks.asked(gpt, reference, by_reference) as found:
+            beside.append(found(part, labels, tokens, chunk, chunks, **images))
+    own = given if begins or passes == 1 else given_of(given, passes, 0)
+    out = gpt(own, labels, tokens, chunk, chunks, **images)
+    if beside and not ends:
+        out = F.cat((out, *beside), 0)
     if not ends:  # `deallocate_pipeline_outputs`: its graph stays, its numbers are the next piece's
         out.storage = machine.tensor((1,), out.dtype).storage
     return None if begins else given, out
+
+
+def given_of(given: Tensor, passes: int, place: int) -> Tensor:
+    tokens = given.shape[0] // passes
+    return narrow(given, 0, place * tokens, (place + 1) * tokens)

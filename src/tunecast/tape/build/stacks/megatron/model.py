@@ -115,6 +115,22 @@ def compiled_cross_entropy(logits: Tensor, labels: Tensor, parts: MegatronRank) 
 LOSSES = {"full": full_cross_entropy, "fused": compiled_cross_entropy, "kernel": fused_cross_entropy}
 
 
+class Head(Module):
+    """A few outputs in the vocabulary's place, whole on every rank (swift/megatron/model, `OutputLayerLinear`)."""
+
+    def __init__(self, machine: Machine, width: int, labels: int) -> None:
+        super().__init__(machine)
+        self.weight = self.parameter(labels, width)
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        return F.linear(hidden_states, self.weight)
+
+
+def score_loss(logits: Tensor, labels: Tensor, parts: MegatronRank) -> Tensor:
+    """Of a few numbers a row."""
+    return logits.float().sum()
+
+
 # ------------------------------------------------------------------------------------------------------------ the model
 
 
@@ -188,10 +204,13 @@ class GPT(Module):
     def __init__(
         self, machine: Machine, shape: MegatronShape, parts: MegatronRank, ranks: Mapping[str, int],
         recomputed: bool = False, first: bool = True, last: bool = True, loss: str = "kernel",
+        labels: int | None = None, visual: Module | None = None,
     ) -> None:  # fmt: skip
+        """`labels`: of a head in the vocabulary's place. `visual`: what puts features among the embeddings."""
         super().__init__(machine)
         self.shape, self.parts, self.first, self.last = shape, parts, first, last
-        self.loss = LOSSES[loss]
+        self.loss = LOSSES[loss] if labels is None else score_loss
+        self.visual: Any = visual
         self.exchange = DataExchange(machine, 1)
         """With the ranks that see other data."""
         self.tables: dict[int, Tensor] = {}
@@ -209,7 +228,9 @@ class GPT(Module):
             self.decoder.append(Layer(machine, shape, parts, ranks, sparse, recomputed))
         self.final_layernorm: Any = self.parameter(shape.width) if last else None
         self.output_layer: Any = None
-        if last:
+        if last and labels is not None:
+            self.output_layer = Head(machine, shape.width, labels)
+        elif last:
             plain = parts._replace(low=None, frozen=None)
             tied = self.word_embeddings if shape.tied else None
             self.output_layer = SplitLinear(
@@ -224,9 +245,11 @@ class GPT(Module):
         layers = self.layers()
         return layers[number * len(layers) // chunks : (number + 1) * len(layers) // chunks]
 
-    def forward(self, given: Tensor, labels: Tensor | None, length: int, number: int = 0, chunks: int = 1) -> Tensor:
+    def forward(
+        self, given: Tensor, labels: Tensor | None, length: int, number: int = 0, chunks: int = 1, **images: Tensor
+    ) -> Tensor:
         """The loss of the model's last piece, else what goes to the next one. `length`: the rank's tokens."""
-        hidden_states = embed(self, given) if self.first and number == 0 else given[:]
+        hidden_states = embed(self, given, **images) if self.first and number == 0 else given[:]
         if not self.shape.positions:
             rotary_table(self, length)
         for layer in self.chunk(number, chunks):
@@ -238,13 +261,15 @@ class GPT(Module):
             return self.loss(self.output_layer(normed), labels, self.parts)
 
 
-def embed(model: GPT, ids: Tensor) -> Tensor:
+def embed(model: GPT, ids: Tensor, **images: Tensor) -> Tensor:
     """`VocabParallelEmbedding`: rows of others' are zero, and the sums are scattered over the tokens; a copy of them is
     taken, lest the whole be held (`clone_scatter_output_in_embedding`)."""
     parts = model.parts
     found = F.embedding(model.word_embeddings, ids)
     if parts.tensor > 1:  # `output_parallel[input_mask, :] = 0.0`: in place, back in a copy
         found = record(found.alias(found.shape, None), (found,), lambda node, gradients: (gradients[0].clone(),))
+    if model.visual is not None:
+        found = model.visual(found, ids, **images)
     if model.position_embeddings is not None:
         found = found + F.embedding(model.position_embeddings, ids)
     found = found.transpose(0, 1).contiguous()
