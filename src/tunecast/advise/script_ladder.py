@@ -91,8 +91,8 @@ ALLOWED_OF_SCRIPTS = ("micro_batch", "rank", "seq_len")
 """What only the user can allow, by name."""
 
 
-class Settings:
-    """Settings of a script by what they mean."""
+class SettingsByMeaning:
+    """SettingsByMeaning of a script by what they mean."""
 
     def __init__(self, found: Sequence[ScriptSetting]) -> None:
         self.by_meaning = {meaning: setting for meaning in ALIASES if (setting := _outermost(found, meaning))}
@@ -122,10 +122,10 @@ def _is_off(value: Any) -> bool:
 
 def rungs_of(found: Sequence[ScriptSetting]) -> list[ScriptRung]:
     """What a script's own arguments can change, from least harm to most: in the order of `ladder.LESS_MEMORY`."""
-    return [rung for rung in _rungs(Settings(found)) if rung.settings]
+    return [rung for rung in _rungs(SettingsByMeaning(found)) if rung.settings]
 
 
-def _rungs(of: Settings) -> Iterator[ScriptRung]:
+def _rungs(of: SettingsByMeaning) -> Iterator[ScriptRung]:
     same, rounded, other = Harm
     for group in ("gradient_checkpointing", "liger"):
         yield ScriptRung(group, same, (of.to(group, True),) if of.can_switch_on(group) else ())
@@ -144,7 +144,7 @@ def _rungs(of: Settings) -> Iterator[ScriptRung]:
     yield ScriptRung("seq_len", other, tuple(_halves(of, "seq_len", LEAST_TOKENS)))
 
 
-def _smaller_batches(of: Settings) -> Iterator[Sets]:
+def _smaller_batches(of: SettingsByMeaning) -> Iterator[Sets]:
     """The same rows per step in more pieces, where gradients can be accumulated; else fewer."""
     batch, pieces = of.value("micro_batch"), of.value("grad_accum")
     if not _is_count(batch):
@@ -160,7 +160,7 @@ def _smaller_batches(of: Settings) -> Iterator[Sets]:
             yield (*of.to("micro_batch", each), *(of.to("grad_accum", rows // each) if accumulates else ()))
 
 
-def _halves(of: Settings, meaning: str, least: int) -> Iterator[Sets]:
+def _halves(of: SettingsByMeaning, meaning: str, least: int) -> Iterator[Sets]:
     value = of.value(meaning)
     while _is_count(value) and value // 2 >= least:
         value //= 2
