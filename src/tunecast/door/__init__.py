@@ -19,6 +19,9 @@ plan.py         Which machines to rent for a job, with which settings, how long 
 predict.py      What a job needs, how long it takes and, where asked for, what its machines cost
 read.py         A job from what describes it: a file, a model's name, a mapping, another job; with other values where
                 asked for
+script_fit.py   The smallest changes to a script's own arguments after which it fits its card, each verified by
+                tracing it again
+script_plan.py  Which machines to rent for a script that was traced, how long it takes there and what it costs in all
 suggestions.py  What goes with a prediction that people read: what to change, what was not given, what the whole run
                 costs
 trace.py        The GPU memory of a training script: its first steps, run as they are on tensors without contents
