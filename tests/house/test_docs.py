@@ -69,11 +69,12 @@ def test_links_to_a_heading_find_it(page: Path) -> None:
 @pytest.mark.parametrize(("page", "command"), list(commands()))
 def test_commands_parse(page: str, command: str) -> None:
     _, name, *argv = shlex.split(command)
-    if name != "trace":
-        import_module(COMMANDS[name].module).parser().read(argv)
+    module = COMMANDS[name].module
+    if "--" not in argv:
+        import_module(module).parser().read(argv)
     else:
         options, script = trace.split_command(argv)
-        trace.parser().read(options)
+        import_module(module if name == "trace" else f"{module}_script").parser().read(options)
         if "--config_file" not in script:
             launch_from(script)
 

@@ -10,7 +10,22 @@ from pathlib import Path
 import pytest
 
 import tunecast
-from tunecast.cli import compare, data, explain_oom, fit, gpus, largest, main, offers, plan, predict, trace
+from tunecast.cli import (
+    compare,
+    data,
+    explain_oom,
+    fit,
+    fit_script,
+    gpus,
+    largest,
+    main,
+    offers,
+    plan,
+    plan_script,
+    predict,
+    trace,
+)
+from tunecast.cli.filters import FILTERS as FILTER_FLAGS
 from tunecast.job.foreign import MEANINGS, called
 
 PUBLIC = {
@@ -35,7 +50,7 @@ HELP_ALL = {"--help-all"}
 """Of commands with more flags than a screen has lines."""
 TRACE = {
     "--gpu", "--steps", "--nproc-per-node", "--nnodes", "--accelerate-config", "--allocator", "--capacity", "--model",
-    "--reserve", "--gpus",
+    "--reserve", "--gpus", "--total-steps",
 }  # fmt: skip
 JOB = {
     "--model", "--id", "--task", "--method", "--trained", "--stack", "--rank", "--alpha", "--dropout", "--targets",
@@ -159,6 +174,14 @@ def test_flags_of_plan() -> None:
         "--max-age", "--as-of", "--exclude-provider", "--available", "--validated", "--runs", "--weekly", "--details",
         "--short",
     }  # fmt: skip
+
+
+def test_flags_of_a_script() -> None:
+    """What `plan` and `fit` take before `--`: a job's flags are not among them."""
+    tracing = {"-h", "--help", "--json", "--short", "--python", "--time-limit", "--memory-limit", "--traces"}
+    assert set(fit_script.parser()._option_string_actions) == tracing | TRACE | {"--allow"}
+    of_plan = set(plan.parser()._option_string_actions) - (JOB - set(FILTER_FLAGS)) - HELP_ALL - {"--keep", "--allow"}
+    assert set(plan_script.parser()._option_string_actions) == tracing | TRACE | of_plan - {"--nodes-up-to"}
 
 
 def test_flags_of_fit() -> None:

@@ -8,6 +8,8 @@ ladder.py         What people change in a job that is to need less memory, or le
 largest.py        The most of something that still fits: searched by doubling and bisection over a question with a yes
                   or a no
 most.py           The answer of `tunecast largest` (`tunecast.largest/1`): the most that fits a card, by method
+script_ladder.py  What people change in a script that is to need less memory: the ladder of jobs, in the script's own
+                  arguments
 smallest_card.py  The smallest card of the catalogue a job completes on
 suggestions.py    Jobs like the one that was predicted, tried for whoever reads the answer: changes that free memory,
                   and other values of what was not given

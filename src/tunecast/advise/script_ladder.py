@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tunecast.advise.ladder import A_STEP, EIGHT_BIT, LEAST_RANK, LEAST_TOKENS, Harm
+from tunecast.job.optimizers import OPTIMIZERS
 from tunecast.records import NamedTuple
 from tunecast.tape.trace.facts import ScriptSetting, plain_name
 
@@ -37,12 +38,6 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "fp16": ("fp16",),
 }
 PLACES = ("option", "file", "call")
-FUSED: Mapping[str, str] = {"adamw_torch": "adamw_torch_fused"}
-EIGHT_BIT_OPTIMIZERS: Mapping[str, str] = {
-    **dict.fromkeys(("adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw_torch_xla"), "adamw_bnb_8bit"),
-    **{"lion_32bit": "lion_8bit", "adamw_bnb_32bit": "adamw_bnb_8bit"},
-}
-"""As transformers names them (training_args.py, `OptimizerNames`)."""
 MOST_PIECES = 32
 """Micro-batches of a step that are still traced: each takes as long as the first."""
 FEWER_ROWS = "fewer rows per step: the script has no argument for accumulating gradients that would make up for it"
@@ -91,8 +86,8 @@ ALLOWED_OF_SCRIPTS = ("micro_batch", "rank", "seq_len")
 """What only the user can allow, by name."""
 
 
-class Settings:
-    """Settings of a script by what they mean."""
+class SettingsByMeaning:
+    """SettingsByMeaning of a script by what they mean."""
 
     def __init__(self, found: Sequence[ScriptSetting]) -> None:
         self.by_meaning = {meaning: setting for meaning in ALIASES if (setting := _outermost(found, meaning))}
@@ -122,20 +117,20 @@ def _is_off(value: Any) -> bool:
 
 def rungs_of(found: Sequence[ScriptSetting]) -> list[ScriptRung]:
     """What a script's own arguments can change, from least harm to most: in the order of `ladder.LESS_MEMORY`."""
-    return [rung for rung in _rungs(Settings(found)) if rung.settings]
+    return [rung for rung in _rungs(SettingsByMeaning(found)) if rung.settings]
 
 
-def _rungs(of: Settings) -> Iterator[ScriptRung]:
+def _rungs(of: SettingsByMeaning) -> Iterator[ScriptRung]:
     same, rounded, other = Harm
     for group in ("gradient_checkpointing", "liger"):
         yield ScriptRung(group, same, (of.to(group, True),) if of.can_switch_on(group) else ())
     yield ScriptRung("attention", same, (of.to("attention", "sdpa"),) if of.value("attention") == "eager" else ())
-    optimizer = str(of.value("optimizer"))
-    yield ScriptRung("optimizer", same, (of.to("optimizer", FUSED[optimizer]),) if optimizer in FUSED else ())
+    optimizer = OPTIMIZERS.get(str(of.value("optimizer")))
+    fused, eight_bit = (None, None) if optimizer is None else (optimizer.fused, optimizer.eight_bit)
+    yield ScriptRung("optimizer", same, (of.to("optimizer", fused),) if fused else ())
     batches = tuple(_smaller_batches(of))
     accumulates = "grad_accum" in of.by_meaning
     yield ScriptRung("micro_batch", same, batches if accumulates else ())
-    eight_bit = EIGHT_BIT_OPTIMIZERS.get(optimizer)
     yield ScriptRung("optimizer", rounded, (of.to("optimizer", eight_bit),) if eight_bit else (), (EIGHT_BIT,))
     is_float32 = of.can_switch_on("bf16") and _is_off(of.value("fp16"))
     yield ScriptRung("precision", rounded, (of.to("bf16", True),) if is_float32 else ())
@@ -144,7 +139,7 @@ def _rungs(of: Settings) -> Iterator[ScriptRung]:
     yield ScriptRung("seq_len", other, tuple(_halves(of, "seq_len", LEAST_TOKENS)))
 
 
-def _smaller_batches(of: Settings) -> Iterator[Sets]:
+def _smaller_batches(of: SettingsByMeaning) -> Iterator[Sets]:
     """The same rows per step in more pieces, where gradients can be accumulated; else fewer."""
     batch, pieces = of.value("micro_batch"), of.value("grad_accum")
     if not _is_count(batch):
@@ -160,7 +155,7 @@ def _smaller_batches(of: Settings) -> Iterator[Sets]:
             yield (*of.to("micro_batch", each), *(of.to("grad_accum", rows // each) if accumulates else ()))
 
 
-def _halves(of: Settings, meaning: str, least: int) -> Iterator[Sets]:
+def _halves(of: SettingsByMeaning, meaning: str, least: int) -> Iterator[Sets]:
     value = of.value(meaning)
     while _is_count(value) and value // 2 >= least:
         value //= 2

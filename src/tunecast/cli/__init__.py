@@ -13,6 +13,8 @@ explain_oom.py  `tunecast explain-oom [JOB] train.log`: what filled the card, an
 files.py        files asked for with --html and --snapshot
 filters.py      Flags that say which offers are meant, and in what money: `offers` and `plan` have the same
 fit.py          `tunecast fit JOB --gpu 4090`: the smallest changes after which it fits, as a patch to the job's file
+fit_script.py   `tunecast fit --gpu 4090 -- train.py`: the smallest changes to a script's own arguments after which it
+                fits
 gpus.py         `tunecast gpus`: the GPUs that are known, with their figures and sources
 hints.py        what an unknown command or flag means here
 largest.py      `tunecast largest --gpu 4090`: the largest model, sequence or batch that fits
@@ -23,6 +25,7 @@ offers.py       `tunecast offers [TEXT...]`, `offers update`, `offers add FILE`,
                 machines cost, and where that was read
 pages.py        what a page says of itself
 plan.py         `tunecast plan JOB`: which machines to rent, with which settings, at what total cost
+plan_script.py  `tunecast plan -- train.py`: which machines to rent for a script, at what total cost
 predict.py      `tunecast predict JOB...`: what a job needs, how long it takes, whether it fits
 read.py         `tunecast read PATH [KEY=VALUE ...]`: the job understood from the file somebody trains with
 terminal.py     what stdout and stderr can show; the line that counts the seconds

@@ -21,6 +21,9 @@ programs.py     Programs that an environment installs: `trl sft`, `llamafactory-
                 point
 read.py         A job from what describes it: a file, a model's name, a mapping, another job; with other values where
                 asked for
+script_fit.py   The smallest changes to a script's own arguments after which it fits its card, each verified by
+                tracing it again
+script_plan.py  Which machines to rent for a script that was traced, how long it takes there and what it costs in all
 shell.py        Shell scripts that end in a training: `bash run.sh ARGS`, `sbatch run.slurm`
 suggestions.py  What goes with a prediction that people read: what to change, what was not given, what the whole run
                 costs

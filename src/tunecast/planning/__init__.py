@@ -23,13 +23,14 @@ price.py        What a job costs on its own hardware: the cheapest offer of exac
                 pick unasked
 savings.py      What of a choice's cost can be avoided: the same bill with a phase less, or with a setting that was
                 not searched
+script_plan.py  A plan of a script: its trace on every card that is rented out, priced and billed as a job's are
 search.py       The search: every setting of every rig is either cut by a proven floor or predicted, so no pick is
                 missed
 space.py        What a plan may choose between: machines on one side, settings of the job on the other
 taken.py        What a plan's job does not say, and what other values would change on the machine the answer begins
                 with
-technique.py    What may be done on a card, whichever it is: the techniques of a job, as far as the user left
-                them open
+technique.py    What may be done on a card, whichever it is: the techniques of a job, as far as the user left them
+                open
 fit/            the smallest changes that make a job fit a card
 """
 

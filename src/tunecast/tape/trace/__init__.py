@@ -8,7 +8,7 @@ composites.py       composite operations take the branch they take on CUDA tenso
 cuda.py             `torch.cuda` and `torch.accelerator` as if the card were there
 devices.py          which card each thread works on
 engine.py           from a job to its tape: how many layers and steps to trace (no torch)
-facts.py            those facts, as they come back (no torch)
+facts.py            what a script says of its own run, as plain values (no torch)
 folders.py          the temporary folder of a run: removed at its end, or by a later run
 graphs.py           CUDA graphs: what is captured lies in pools of its own
 guard.py            between tunecast and the traced process: limits it, and outlives neither of them
@@ -20,7 +20,7 @@ logits.py           which blocks are logits and loss where no model says so
 native.py           lets C++ autograd accept `cuda` tensors without a GPU
 notebook.py         the cells of a notebook, run as a script
 nvidia_smi.py       what `nvidia-smi` answers a script
-observer.py         what a script says of its own settings, data and length
+observer.py         watches what a script parses, what it builds its trainer with, how long its data is
 optimizers.py       the optimizers of a job, as the Trainer makes them
 overlay.py          what a script writes goes into a folder of its own, laid over the disk
 patches.py          small corrections that let training code run on fake tensors
