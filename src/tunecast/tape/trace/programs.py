@@ -60,8 +60,10 @@ def program_path(program: str, folder: Any = None, environment: Any = None) -> s
 
 def stages_of(command: str) -> list[list[str]]:
     """The words of `nvidia-smi -q | grep Free`: commands joined by pipes alone; none where a shell would do more."""
+    lexer = shlex.shlex(command, posix=True, punctuation_chars=True)
+    lexer.whitespace_split = True  # else `csv,noheader` would be three words
     try:
-        tokens = list(shlex.shlex(command, posix=True, punctuation_chars=True))
+        tokens = list(lexer)
     except ValueError:
         return []
     unquoted = re.sub(r"'[^']*'", "", command)
