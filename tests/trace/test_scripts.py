@@ -91,6 +91,7 @@ def test_an_exit_code_is_an_error() -> None:
 def test_what_fails_before_a_step_is_an_error_with_its_place(tmp_path: Path) -> None:
     for text, error, told in (
         ("import there_is_no_such_package", NotResolved, "there_is_no_such_package"),
+        (IMPORTS_LATE, NotResolved, "imports there_is_no_such_package, which"),
         ("1 / 0", TunecastError, "line 1"),
         (WITHOUT_SHAPES, Unsupported, "mine::twice"),
     ):
@@ -102,6 +103,12 @@ def test_what_fails_before_a_step_is_an_error_with_its_place(tmp_path: Path) -> 
         trace_script("nowhere.py", [], Card(), steps=1)
 
 
+IMPORTS_LATE = """
+try:
+    import there_is_no_such_package
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError("Could not import module 'AutoModel'") from error
+"""
 WITHOUT_SHAPES = """
 import torch
 @torch.library.custom_op("mine::twice", mutates_args=())
@@ -109,6 +116,22 @@ def twice(x: torch.Tensor) -> torch.Tensor:
     return x * 2
 twice(torch.ones(3, device="cuda"))
 """
+
+
+def test_inference_mode_reads_values_and_moves_known_tensors(own_folder: Path) -> None:
+    """Below autograd, where inference mode is, `to` and `item` come whole. Lightning evaluates so."""
+    (own_folder / "script.py").write_text(
+        "import torch\n"
+        "with torch.inference_mode():\n"
+        "    three = torch.tensor(3, device='cuda')\n"
+        "    assert three.device.type == 'cuda' and three.item() == 3\n"
+        "    mean = torch.ones(8, 1024).to('cuda').mean()\n"
+        "    assert isinstance(mean.item(), float)\n"
+    )
+    tape, answer = trace_script("script.py", [], Card())
+    assert answer.error is None and answer.finished
+    assert [op.name for op in tape.ops()] == ["_to_copy", "_to_copy", "mean"]
+    assert 8 * 1024 * 4 in [event.nbytes for event in tape.events if isinstance(event, Alloc)]
 
 
 def test_a_module_runs_as_python_m_would(own_folder: Path) -> None:

@@ -135,7 +135,7 @@ def answer_in(out: str) -> dict[str, Any]:
 
 def message_in(err: str) -> str:
     found = re.findall(r"^tunecast: (?:error: )?(.*(?:\n.*)*)", err, re.MULTILINE)
-    return " ".join((found[-1] if found else err[-MOST_MESSAGE:]).split())
+    return " ".join((found[-1] if found else err[-MOST_MESSAGE:]).replace(sys.executable, "python").split())
 
 
 def failure_of(program: Program, outcome: Outcome) -> str:
