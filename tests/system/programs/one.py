@@ -20,6 +20,7 @@ ROOT = Path(__file__).parents[3]
 TIME_LIMIT_S = 600
 MEMORY_LIMIT_GIB = 10
 MOST_MESSAGE = 400
+GIB = 2**30
 
 
 @dataclass(frozen=True)
@@ -149,6 +150,6 @@ def failure_of(program: Program, outcome: Outcome) -> str:
         return "stopped by an error after a step"
     if not outcome.finished and outcome.steps < program.steps or not outcome.steps:
         return f"{outcome.steps} steps of {program.steps}"
-    if outcome.allocated_bytes < program.least_bytes:
+    if outcome.allocated_bytes < program.least_gib * GIB:
         return f"{outcome.allocated_bytes} bytes at the peak, fewer than weights and states have"
     return ""
