@@ -13,7 +13,7 @@ from tunecast.door.trace import ScriptTrace, trace
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "system"))
 
-from programs.stand_ins import Words, train_tokenizer, write_data_set  # noqa: E402
+from programs.stand_ins import Words, train_tokenizer, write_data_set
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 4096, "hidden_size": 64,

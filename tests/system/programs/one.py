@@ -148,7 +148,7 @@ def failure_of(program: Program, outcome: Outcome) -> str:
         return "not traced"
     if outcome.message:
         return "stopped by an error after a step"
-    if not outcome.finished and outcome.steps < program.steps or not outcome.steps:
+    if (not outcome.finished and outcome.steps < program.steps) or not outcome.steps:
         return f"{outcome.steps} steps of {program.steps}"
     if outcome.allocated_bytes < program.least_gib * GIB:
         return f"{outcome.allocated_bytes} bytes at the peak, fewer than weights and states have"

@@ -1,7 +1,7 @@
-"""Small data sets, tokenizers and configurations under the names the programs ask for, made in seconds (stand_ins.toml).
+"""Small data sets, tokenizers and configurations under the names the programs ask for (stand_ins.toml), in seconds.
 
-`datasets.load_dataset`, `from_pretrained` and `evaluate.load` take a folder of the given name in the working folder before
-they ask the Hub, so the programs run as they are. Sentences are of made-up words; their lengths vary.
+`datasets.load_dataset`, `from_pretrained` and `evaluate.load` take a folder of the given name in the working folder
+before they ask the Hub, so the programs run as they are. Sentences are of made-up words; their lengths vary.
 """
 
 from __future__ import annotations
