@@ -2,8 +2,8 @@
 
     ./dev system programs --repositories FOLDER         trace every program of tests/system/programs.toml
     ./dev system programs ... --only NAME               those whose name begins so
-    ./dev system programs ... --out FILE                also write the result (the committed one: results/programs.json);
-                                                        what FILE says of other programs stays
+    ./dev system programs ... --out FILE                also write the result (the committed one:
+                                                        results/programs.json); its other rows stay
 
 FOLDER holds a git directory OWNER/NAME per repository. Programs are checked out of it into a temporary folder, data
 sets and tokenizers are made there, and nothing is downloaded. One program runs at a time, at most 600 s and 10 GiB.
@@ -90,7 +90,12 @@ def write_result(path: Path, outcomes: list[Outcome]) -> None:
     result = {
         "date": date.today().isoformat(),
         "commit": commit(),
-        "inputs": {"file": str(MANIFEST.relative_to(ROOT)), "programs": len(programs), "packages": versions},
+        "inputs": {
+            "file": str(MANIFEST.relative_to(ROOT)),
+            "listed": len(read_programs()),
+            "programs": len(programs),
+            "packages": versions,
+        },
         "failures": [f"{row['name']}: {row['failure']}" for row in programs if row["failure"]],
         "programs": programs,
     }

@@ -12,7 +12,7 @@ import sys
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from programs.manifest import Program, Source
 
@@ -105,9 +105,14 @@ def trace_program(program: Program, places: Places) -> Outcome:
         )
         _, status, used = os.wait4(child.pid, 0)
         child.returncode = os.waitstatus_to_exitcode(status)
-        texts = [(file.seek(0), file.read().decode(errors="replace"))[1] for file in (out, err)]
+        texts = [text_of(file).replace(f"{source}/", "") for file in (out, err)]
     shown = " ".join(program.command).replace("{source}/", "").replace("{data}/", "")
     return outcome_of(program, shown, child.returncode, *texts, used.ru_utime + used.ru_stime, used.ru_maxrss * 1024)
+
+
+def text_of(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read().decode(errors="replace")
 
 
 def outcome_of(

@@ -31,8 +31,10 @@ def lines(found: Row) -> Iterator[str]:
     traced = [row for row in found["programs"] if row["word"]]
     refused = [row for row in found["programs"] if not row["word"]]
     packages = ", ".join(f"{name} {version}" for name, version in found["inputs"]["packages"].items())
-    count = len(found["programs"])
+    count, listed = len(found["programs"]), found["inputs"]["listed"]
     yield f"{len(traced)} of {count} programs were traced on {found['date']}, {len(refused)} refused. {packages}."
+    if count < listed:
+        yield f"{listed - count} more are listed in programs.toml and have not been run."
     yield ""
     yield "| program | source | answer | steps | peak allocated | weights, gradients, states | by hand | CPU time |"
     yield "|---|---|---|---|---|---|---|---|"
