@@ -134,6 +134,20 @@ def test_inference_mode_reads_values_and_moves_known_tensors(own_folder: Path) -
     assert 8 * 1024 * 4 in [event.nbytes for event in tape.events if isinstance(event, Alloc)]
 
 
+def test_flags_drawn_on_the_host_select_as_many_as_a_real_run(own_folder: Path) -> None:
+    """As transformers' collator of masked language modelling does: the flags of a seed are the same here and there."""
+    torch.manual_seed(0)
+    count = int(torch.bernoulli(torch.full((8, 64), 0.15)).sum())
+    (own_folder / "script.py").write_text(
+        "import torch\n"
+        "torch.manual_seed(0)\n"
+        "flags = torch.bernoulli(torch.full((8, 64), 0.15)).bool()\n"
+        f"assert len(torch.randint(9, (8, 64))[flags]) == {count}\n"
+    )
+    _, answer = trace_script("script.py", [], Card())
+    assert answer.error is None and answer.finished
+
+
 def test_a_module_runs_as_python_m_would(own_folder: Path) -> None:
     package = own_folder / "mine"
     package.mkdir()
