@@ -11,6 +11,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+import torch
 
 from tunecast.errors import NotResolved, TunecastError, Unsupported
 from tunecast.tape.card import Card
