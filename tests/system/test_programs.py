@@ -35,7 +35,7 @@ def test_results_are_of_the_commits_named_and_as_expected() -> None:
         assert (row["source"], row["version"]) == (program.source.name, program.source.version)
         assert row["failure"] == ""
         assert bool(row["word"]) != bool(program.refused), row["name"]
-        assert row["allocated_bytes"] >= program.least_gib * 2**30
+        assert program.refused or row["allocated_bytes"] >= program.least_gib * 2**30
 
 
 def test_the_page_shows_the_result() -> None:
