@@ -11,6 +11,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+import torch
 
 from tunecast.errors import NotResolved, TunecastError, Unsupported
 from tunecast.tape.card import Card
@@ -109,6 +110,7 @@ os._exit(int(sys.argv[1]))
 def test_what_fails_before_a_step_is_an_error_with_its_place(tmp_path: Path) -> None:
     for text, error, told in (
         ("import there_is_no_such_package", NotResolved, "there_is_no_such_package"),
+        (IMPORTS_LATE, NotResolved, "imports there_is_no_such_package, which"),
         ("1 / 0", TunecastError, "line 1"),
         (WITHOUT_SHAPES, Unsupported, "mine::twice"),
     ):
@@ -120,6 +122,12 @@ def test_what_fails_before_a_step_is_an_error_with_its_place(tmp_path: Path) -> 
         trace_script("nowhere.py", [], Card(), steps=1)
 
 
+IMPORTS_LATE = """
+try:
+    import there_is_no_such_package
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError("Could not import module 'AutoModel'") from error
+"""
 WITHOUT_SHAPES = """
 import torch
 @torch.library.custom_op("mine::twice", mutates_args=())
@@ -127,6 +135,36 @@ def twice(x: torch.Tensor) -> torch.Tensor:
     return x * 2
 twice(torch.ones(3, device="cuda"))
 """
+
+
+def test_inference_mode_reads_values_and_moves_known_tensors(own_folder: Path) -> None:
+    """Below autograd, where inference mode is, `to` and `item` come whole. Lightning evaluates so."""
+    (own_folder / "script.py").write_text(
+        "import torch\n"
+        "with torch.inference_mode():\n"
+        "    three = torch.tensor(3, device='cuda')\n"
+        "    assert three.device.type == 'cuda' and three.item() == 3\n"
+        "    mean = torch.ones(8, 1024).to('cuda').mean()\n"
+        "    assert isinstance(mean.item(), float)\n"
+    )
+    tape, answer = trace_script("script.py", [], Card())
+    assert answer.error is None and answer.finished
+    assert [op.name for op in tape.ops()] == ["_to_copy", "_to_copy", "mean"]
+    assert 8 * 1024 * 4 in [event.nbytes for event in tape.events if isinstance(event, Alloc)]
+
+
+def test_flags_drawn_on_the_host_select_as_many_as_a_real_run(own_folder: Path) -> None:
+    """As transformers' collator of masked language modelling does: the flags of a seed are the same here and there."""
+    torch.manual_seed(0)
+    count = int(torch.bernoulli(torch.full((8, 64), 0.15)).sum())
+    (own_folder / "script.py").write_text(
+        "import torch\n"
+        "torch.manual_seed(0)\n"
+        "flags = torch.bernoulli(torch.full((8, 64), 0.15)).bool()\n"
+        f"assert len(torch.randint(9, (8, 64))[flags]) == {count}\n"
+    )
+    _, answer = trace_script("script.py", [], Card())
+    assert answer.error is None and answer.finished
 
 
 def test_a_module_runs_as_python_m_would(own_folder: Path) -> None:

@@ -1,12 +1,12 @@
 """Training programs of other people, at named commits, under `tunecast trace`.
 
-    ./dev system programs --repositories FOLDER             trace every program of tests/system/programs.toml
-    ./dev system programs --repositories FOLDER --only NAME     those whose name begins so
-    ./dev system programs ... --out FILE                    also write the result (the committed one: results/programs.json);
-                                                            with --only, what FILE says of the other programs stays
+    ./dev system programs --repositories FOLDER         trace every program of tests/system/programs.toml
+    ./dev system programs ... --only NAME               those whose name begins so
+    ./dev system programs ... --out FILE                also write the result (the committed one:
+                                                        results/programs.json); its other rows stay
 
-FOLDER holds a git directory OWNER/NAME per repository. Programs are checked out of it into a temporary folder, data sets and
-tokenizers are made there, and nothing is downloaded. One program runs at a time, at most 600 s and 10 GiB.
+FOLDER holds a git directory OWNER/NAME per repository. Programs are checked out of it into a temporary folder, data
+sets and tokenizers are made there, and nothing is downloaded. One program runs at a time, at most 600 s and 10 GiB.
 """
 
 from __future__ import annotations
@@ -54,12 +54,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         work = arguments.work or Path(folder)
         places = Places(arguments.repositories.resolve(), work / "checkouts", work / "data")
         make_stand_ins(places)
-        outcomes = [outcome for program in chosen if (outcome := try_program(program, places))]
+        outcomes = []
+        for program in chosen:
+            outcome = try_program(program, places)
+            outcomes += [outcome] if outcome else []
+            if outcome and arguments.out:
+                write_result(arguments.out, outcomes)
     unexpected = sum(bool(each.failure) for each in outcomes)
     traced = sum(bool(each.word) for each in outcomes)
     print(f"{len(outcomes)} programs: {traced} traced, {len(outcomes) - traced} refused, {unexpected} not as expected")
-    if arguments.out:
-        write_result(arguments.out, outcomes)
     return 1 if unexpected else 0
 
 
@@ -87,7 +90,12 @@ def write_result(path: Path, outcomes: list[Outcome]) -> None:
     result = {
         "date": date.today().isoformat(),
         "commit": commit(),
-        "inputs": {"file": str(MANIFEST.relative_to(ROOT)), "programs": len(programs), "packages": versions},
+        "inputs": {
+            "file": str(MANIFEST.relative_to(ROOT)),
+            "listed": len(read_programs()),
+            "programs": len(programs),
+            "packages": versions,
+        },
         "failures": [f"{row['name']}: {row['failure']}" for row in programs if row["failure"]],
         "programs": programs,
     }

@@ -34,7 +34,7 @@ class Program:
     """As it is started; {source} is the checkout, or the folder of the installed package, {data} the stand-ins."""
     by_hand: str = ""
     """What the peak should be, worked out without the tracer."""
-    least_bytes: int = 0
+    least_gib: float = 0.0
     """Of which this much at least is certain: weights, and gradients and optimizer states where they are trained."""
     refused: str = ""
     """Words of the message with which it is expected to be refused."""

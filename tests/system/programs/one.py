@@ -12,7 +12,7 @@ import sys
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from programs.manifest import Program, Source
 
@@ -20,6 +20,7 @@ ROOT = Path(__file__).parents[3]
 TIME_LIMIT_S = 600
 MEMORY_LIMIT_GIB = 10
 MOST_MESSAGE = 400
+GIB = 2**30
 
 
 @dataclass(frozen=True)
@@ -104,9 +105,14 @@ def trace_program(program: Program, places: Places) -> Outcome:
         )
         _, status, used = os.wait4(child.pid, 0)
         child.returncode = os.waitstatus_to_exitcode(status)
-        texts = [(file.seek(0), file.read().decode(errors="replace"))[1] for file in (out, err)]
+        texts = [text_of(file).replace(f"{source}/", "") for file in (out, err)]
     shown = " ".join(program.command).replace("{source}/", "").replace("{data}/", "")
     return outcome_of(program, shown, child.returncode, *texts, used.ru_utime + used.ru_stime, used.ru_maxrss * 1024)
+
+
+def text_of(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read().decode(errors="replace")
 
 
 def outcome_of(
@@ -135,7 +141,7 @@ def answer_in(out: str) -> dict[str, Any]:
 
 def message_in(err: str) -> str:
     found = re.findall(r"^tunecast: (?:error: )?(.*(?:\n.*)*)", err, re.MULTILINE)
-    return " ".join((found[-1] if found else err[-MOST_MESSAGE:]).split())
+    return " ".join((found[-1] if found else err[-MOST_MESSAGE:]).replace(sys.executable, "python").split())
 
 
 def failure_of(program: Program, outcome: Outcome) -> str:
@@ -147,8 +153,8 @@ def failure_of(program: Program, outcome: Outcome) -> str:
         return "not traced"
     if outcome.message:
         return "stopped by an error after a step"
-    if not outcome.finished and outcome.steps < program.steps or not outcome.steps:
+    if (not outcome.finished and outcome.steps < program.steps) or not outcome.steps:
         return f"{outcome.steps} steps of {program.steps}"
-    if outcome.allocated_bytes < program.least_bytes:
+    if outcome.allocated_bytes < program.least_gib * GIB:
         return f"{outcome.allocated_bytes} bytes at the peak, fewer than weights and states have"
     return ""

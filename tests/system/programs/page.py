@@ -1,4 +1,4 @@
-"""The table of docs/programs.md, from the committed result: `python tests/system/programs/page.py`, part of `./dev docs`."""
+"""The table of docs/programs.md, from the committed result; part of `./dev docs`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ ROOT = Path(__file__).parents[3]
 RESULT = ROOT / "tests" / "system" / "results" / "programs.json"
 PAGE = ROOT / "docs" / "programs.md"
 START, END = "<!-- programs -->\n", "<!-- end -->"
-MOST_COMMAND = 160
 
 Row = dict[str, Any]
 
@@ -32,9 +31,10 @@ def lines(found: Row) -> Iterator[str]:
     traced = [row for row in found["programs"] if row["word"]]
     refused = [row for row in found["programs"] if not row["word"]]
     packages = ", ".join(f"{name} {version}" for name, version in found["inputs"]["packages"].items())
-    yield (
-        f"{len(traced)} of {len(found['programs'])} programs were traced on {found['date']}, {len(refused)} refused. {packages}."
-    )
+    count, listed = len(found["programs"]), found["inputs"]["listed"]
+    yield f"{len(traced)} of {count} programs were traced on {found['date']}, {len(refused)} refused. {packages}."
+    if count < listed:
+        yield f"{listed - count} more are listed in programs.toml and have not been run."
     yield ""
     yield "| program | source | answer | steps | peak allocated | weights, gradients, states | by hand | CPU time |"
     yield "|---|---|---|---|---|---|---|---|"

@@ -38,11 +38,13 @@ class Chance:
         """True when less was drawn than a real run draws, and no seed was set since."""
 
     def draw(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
-        """Whole numbers, which steer programs; None for fractions, which only move the generator."""
+        """Whole numbers, which steer programs, flags of known chances too (a collator that masks tokens indexes by
+        them); None for fractions, which only move the generator."""
         first = args[0] if args and isinstance(args[0], torch.Tensor) else None
         device = first.device if first is not None else torch.device(kwargs.get("device") or "cpu")
         count = first.numel() if first is not None else _count(name, args)
-        whole = name in WHOLE_NUMBERS and count <= MOST_WHOLE_NUMBERS
+        flags = name == "aten::bernoulli" and device.type == "cpu" and _content(first) is not None
+        whole = (flags or name in WHOLE_NUMBERS) and count <= MOST_WHOLE_NUMBERS
         if device.type not in ("cpu", "cuda") or (device.type == "cuda" and not whole):
             return None
         if whole:
@@ -88,10 +90,14 @@ class Chance:
             setattr(module, name, seeded)
 
 
+def _content(value: Any) -> torch.Tensor | None:
+    content = getattr(value, "_tunecast_known", None)
+    return getattr(value, "constant", None) if content is None else content
+
+
 def _on_host(value: Any) -> Any:
     if isinstance(value, FakeTensor):
-        content = getattr(value, "_tunecast_known", None)
-        content = value.constant if content is None else content
+        content = _content(value)
         return torch.zeros(value.shape, dtype=value.dtype) if content is None else content
     return torch.device("cpu") if isinstance(value, torch.device) else value
 

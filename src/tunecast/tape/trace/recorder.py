@@ -109,7 +109,7 @@ class Recorder(Ledger, TorchDispatchMode):
             # as on a card: autograd is done with the operation, autocast still is what it was where it was called
             with torch._C._RestorePythonTLSSnapshot(), torch._C._AutoDispatchBelowAutograd(), self:
                 return emulation(*args, **kwargs)
-        if name in ("aten::linear", "aten::matmul"):  # below autograd they come whole
+        if name in ("aten::linear", "aten::matmul", "aten::to"):  # below autograd they come whole
             with self:
                 return linear(*args, **kwargs) if name == "aten::linear" else func.decompose(*args, **kwargs)
         return self._run(func, name, args, kwargs)
@@ -285,6 +285,7 @@ GIVES_IN_ORDER = frozenset({"aten::native_layer_norm_backward"})
 it was given (aten/src/ATen/native/cuda/layer_norm_kernel.cu, `layer_norm_backward_cuda`)."""
 ANSWERS: Mapping[str, Callable[[Recorder, Any], Any]] = {
     "aten::_local_scalar_dense": lambda recorder, tensor: recorder.values.item(tensor, recorder),
+    "aten::item": lambda recorder, tensor: recorder.values.item(tensor, recorder),
     "aten::is_nonzero": lambda recorder, tensor: bool(recorder.values.item(tensor, recorder)),
     "aten::is_pinned": lambda recorder, tensor: False,
     "aten::_pin_memory": lambda recorder, tensor: tensor,

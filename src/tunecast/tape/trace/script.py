@@ -233,12 +233,23 @@ def explained(error: BaseException) -> TunecastError | None:
             "To fix: tunecast trace -- deepspeed --num_gpus N train.py, or torchrun or accelerate launch",
             field="script",
         )
-    if isinstance(error, ModuleNotFoundError) and error.name:
+    missing = missing_module(error)
+    if missing:
         return NotResolved(
-            f"the script imports {error.name}, which {sys.executable} does not have. "
+            f"the script imports {missing}, which {sys.executable} does not have. "
             f"To fix: install it there, or --python /path/to/your/training/environment/bin/python."
         )
     return None
+
+
+def missing_module(error: BaseException) -> str:
+    """The module that was not found; packages that import late raise a further error, which names none."""
+    part: BaseException | None = error
+    while isinstance(part, ModuleNotFoundError):
+        if part.name:
+            return part.name
+        part = part.__cause__ or part.__context__
+    return ""
 
 
 def operation_without_shapes(error: BaseException) -> str:
