@@ -12,15 +12,25 @@ from tunecast.door.accelerate import accelerate_config
 from tunecast.door.filters import Names, names, size_of
 from tunecast.door.launchers import ScriptLaunch, launch_from, with_accelerate
 from tunecast.door.programs import program_path
-from tunecast.errors import DEBUG, NotResolved, UsageError
+from tunecast.door.script_words import (
+    DEFAULT_GPU as DEFAULT_GPU,
+)
+from tunecast.door.script_words import (
+    assumptions_of,
+    failure_words,
+    in_short,
+    of_several_cards,
+    unresolved,
+    warnings_of,
+)
+from tunecast.errors import NotResolved, UsageError
 from tunecast.hardware.catalog import gpu as gpu_named
-from tunecast.hardware.catalog import meant_by
 from tunecast.hardware.cluster import Cluster, cards_of
 from tunecast.hardware.spec import Gpu
 from tunecast.job.model import bundled_models, resolve_model
 from tunecast.job.recipes.launch.launchers import VISIBLE, cards_of_environment
 from tunecast.prediction.memory.allocator import AllocatorSettings, settings_from_alloc_conf
-from tunecast.prediction.modelled import card_of, others_hold
+from tunecast.prediction.modelled import card_of
 from tunecast.prediction.on_card import OnCard, allocator_settings, on_card
 from tunecast.prediction.prediction import Prediction, memory_of
 from tunecast.prediction.time.script_time import ScriptClock, StepCount
@@ -29,14 +39,13 @@ from tunecast.report.draw.figures import Figures, PhasePeak, grouped_blocks
 from tunecast.report.run.on_card import run_figures
 from tunecast.result import Result
 from tunecast.tape.cards import tapes_by_card
-from tunecast.tape.op import COLLECTIVES, Alloc, Begin, Phase, Tape
+from tunecast.tape.op import COLLECTIVES, Tape
 from tunecast.tape.trace.facts import SettingOverride
 from tunecast.tape.trace.interpreter import has_torch, tracing_python
 from tunecast.tape.trace.limits import TraceLimits
 from tunecast.tape.trace.request import Answer
 from tunecast.tape.trace.run import ScriptFailed, trace_script
 
-DEFAULT_GPU = "h200-sxm-141gb"
 DEFAULT_STEPS = 3
 ALLOC_CONF = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """The newer name wins where both are set."""
@@ -113,8 +122,8 @@ class ScriptTrace(Prediction):
             None,
             None,
             max(self.on_cards.values(), key=lambda one: (not one.fits, one.device.nbytes)),
-            assumptions=[*tracer.assumptions(answer), *_of_cards(self.on_cards, tracer.gpus)],
-            warnings=_warnings(answer),
+            assumptions=[*tracer.assumptions(answer), *of_several_cards(self.on_cards, tracer.gpus)],
+            warnings=warnings_of(answer),
             clock=None if len(self.on_cards) > 1 else lambda _: self._script_clock.timing(gpu, cluster),
         )
 
@@ -175,7 +184,7 @@ class ScriptTrace(Prediction):
     def stop(self) -> str | None:
         """Why what was traced is not a training run, where it is not."""
         if self.answer.error is not None:
-            return _stopped(self.answer)
+            return failure_words(self.answer)
         return self.on_card.unresolved or None
 
 
@@ -316,7 +325,7 @@ class ScriptTracer:
         }
 
     def assumptions(self, answer: Answer) -> list[str]:
-        return _assumptions(self.launch, answer, self.gpu, self.conf, self.reserve_bytes)
+        return assumptions_of(self.launch, answer, self.gpu, self.conf, self.reserve_bytes)
 
     def step_count(self, answer: Answer) -> StepCount:
         """Counted, where the script ran to its end; else as the user, then as its trainer says."""
@@ -432,7 +441,7 @@ def _traced(
             overrides=overrides, python=python, limits=limits, progress=progress, quiet=quiet,
         )  # fmt: skip
     except ScriptFailed as error:
-        raise NotResolved(f"the script fails before its first step is done: {_in_short(error.answer)}") from None
+        raise NotResolved(f"the script fails before its first step is done: {in_short(error.answer)}") from None
 
 
 def _others(launch: ScriptLaunch, gpu: Gpu) -> Cluster | None:
@@ -445,17 +454,6 @@ def _exchange(tapes: Mapping[int, Tape], gpu: Gpu) -> Cluster | None:
     """The cards of one process, where NCCL moves data between them (nn.DataParallel): it has buffers on each."""
     talks = any(op.name in COLLECTIVES for tape in tapes.values() for op in tape.ops())
     return cards_of(gpu, len(tapes), 1) if talks and len(tapes) > 1 else None
-
-
-def _of_cards(on_cards: Mapping[int, OnCard], gpus: int | None) -> list[str]:
-    """What is taken for granted of several cards in one process."""
-    told = []
-    if gpus is not None and gpus > len(on_cards):
-        told.append(f"the process sees {gpus} cards and uses {len(on_cards)}")
-    if len(on_cards) > 1:
-        told.append("cards copy from each other directly (peer access); else copies of strided data need buffers")
-        told.append("no time is predicted for several cards in one process")
-    return told
 
 
 def _card_memory(card: int, held: OnCard) -> CardMemory:
@@ -498,69 +496,3 @@ def _configured(launch: ScriptLaunch, allocator: str | None) -> tuple[str | None
     environment = {**os.environ, **launch.environment}
     conf = next((environment[name] for name in ALLOC_CONF if environment.get(name)), None)
     return (None, None) if allocator is not None or conf is None else (conf, settings_from_alloc_conf(conf))
-
-
-def _assumptions(
-    launch: ScriptLaunch, answer: Answer, gpu: str | None, conf: str | None, reserve_bytes: int
-) -> list[str]:
-    which = "all" if answer.finished else "the first"
-    told = [f"{which} {answer.steps} optimizer steps of the script"]
-    world = (launch.nproc_per_node or 1) * (launch.nnodes or 1)
-    if world > 1:
-        told.append(f"rank 0 of {world} processes, {launch.nproc_per_node} on each machine")
-    told += launch.notes
-    if reserve_bytes:
-        told.append(others_hold(reserve_bytes))
-    if gpu is None:
-        told.append(f"no --gpu was given: {DEFAULT_GPU} is taken")
-    elif (taken := meant_by(gpu).note(gpu)) is not None:
-        told.append(taken)
-    if conf:
-        told.append(f"the allocator is configured by the environment: {conf}")
-    return told
-
-
-def _warnings(answer: Answer) -> list[str]:
-    told = []
-    if answer.steps == 1 and answer.error is None:
-        told.append(
-            "the script took one optimizer step; an optimizer's state exists from the second on, "
-            "so longer training may need more"
-        )
-    return told
-
-
-def unresolved(tape: Tape, answer: Answer) -> str:
-    """Why the tape says nothing of a training run, or only of its first part; '' where it does."""
-    if answer.error is not None:
-        return _stopped(answer).splitlines()[0]
-    if not answer.steps:
-        phases = {event.phase for event in tape.events if isinstance(event, Begin)}
-        return f"the script took no optimizer step: {_seen_instead(phases)}"
-    if not any(isinstance(event, Alloc) for event in tape.events):
-        return (
-            f"the script used no GPU: its {answer.steps} optimizer steps ran on the host. "
-            "To fix: pass the options with which it trains on cuda"
-        )
-    return ""
-
-
-def _seen_instead(phases: set[Phase]) -> str:
-    if Phase.BACKWARD in phases:
-        return "it ran backward passes, but called step() of no torch optimizer. To fix: update weights with one"
-    if Phase.FORWARD in phases:
-        return "it ran a model forward, and never backward. To fix: pass the options with which it trains"
-    return "it ended without running a model on the GPU. To fix: pass the options with which it trains"
-
-
-def _stopped(answer: Answer) -> str:
-    steps = "1 step" if answer.steps == 1 else f"{answer.steps} steps"
-    return f"the script failed after {steps}: {_in_short(answer)}"
-
-
-def _in_short(answer: Answer) -> str:
-    """A script's failure without its traceback, with the line of its own code that it comes from."""
-    if os.environ.get(DEBUG):
-        return f"{answer.error}\n{answer.detail}"
-    more = f"; {DEBUG}=1 shows more" if answer.detail else ""
-    return f"{answer.error} ({answer.place}{more})" if answer.place else str(answer.error)
