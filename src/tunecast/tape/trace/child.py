@@ -56,8 +56,8 @@ def _traced(request: Request) -> tuple[Tape, Answer]:
         assert isinstance(request, ScriptRequest)
         from tunecast.tape.trace.script import trace_script
 
-        answer = trace_script(request, recorder)
-        return recorder.tape(versions()), answer
+        answer, units = trace_script(request, recorder)
+        return recorder.tape(versions(), units), answer
 
 
 def versions() -> dict[str, str]:

@@ -58,6 +58,8 @@ class ScriptRequest(Request):
     as_module: bool = False
     steps: int = 3
     """Optimizer steps to run; 0: all the script takes."""
+    skips: bool = False
+    """Calls of the model whose kind is known are skipped (skip.py)."""
     nproc_per_node: int = 1
     nnodes: int = 1
     models: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)

@@ -13,6 +13,7 @@ import runpy
 import sys
 import threading
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _push
 
 from tunecast.errors import NotResolved, TunecastError, Unsupported
 from tunecast.tape.file import write_tape
+from tunecast.tape.op import Unit
 from tunecast.tape.trace import tensor_files
 from tunecast.tape.trace.ledger import counted
 from tunecast.tape.trace.packages import datasets, transformers
@@ -31,6 +33,7 @@ from tunecast.tape.trace.packages.transformers import NotOnThisMachine
 from tunecast.tape.trace.recorder import Recorder
 from tunecast.tape.trace.request import Answer, ScriptRequest
 from tunecast.tape.trace.sandbox import Sandbox
+from tunecast.tape.trace.skip import Skipper
 
 OWN_FILES = (str(Path(__file__).parent), "<frozen runpy>")
 MOST_DETAIL = 4000
@@ -42,22 +45,14 @@ class Stop(BaseException):
     """Enough steps were taken."""
 
 
-def trace_script(request: ScriptRequest, recorder: Recorder) -> Answer:
+def trace_script(request: ScriptRequest, recorder: Recorder) -> tuple[Answer, Sequence[Unit]]:
+    """How it went, and the units of its run where calls may be skipped."""
     sandbox = Sandbox(request.folder)
     run = ScriptRun(request, recorder, sandbox)
     sandbox.enter()
     run.watch()
-    try:
-        run_as_main(request)
-    except Stop:
-        return run.answer()
-    except SystemExit as end:
-        if end.code in (None, 0):
-            return run.answer(finished=True)
-        return run.failed(end, f"the script ended with {'code ' if isinstance(end.code, int) else ''}{end.code}")
-    except BaseException as error:
-        return run.failed(error, f"{type(error).__name__}: {error}")
-    return run.answer(finished=True)
+    answer = run.through()
+    return answer, run.skipper.units if run.skipper is not None else ()
 
 
 def run_as_main(request: ScriptRequest) -> None:
@@ -79,6 +74,7 @@ class ScriptRun:
     def __init__(self, request: ScriptRequest, recorder: Recorder, sandbox: Sandbox) -> None:
         self.request, self.recorder, self.sandbox = request, recorder, sandbox
         self._stops = 0
+        self.skipper = Skipper(recorder) if request.skips else None
 
     def watch(self) -> None:
         hook = modules.register_module_forward_pre_hook(lambda module, inputs: self.stop_when_done())
@@ -91,6 +87,21 @@ class ScriptRun:
         skip_no_step(self.recorder)
         self.recorder.emulated["aten::masked_select"] = masked_select
         follow_threads()
+        if self.skipper is not None:
+            self.skipper.install()
+
+    def through(self) -> Answer:
+        try:
+            run_as_main(self.request)
+        except Stop:
+            return self.answer()
+        except SystemExit as end:
+            if end.code in (None, 0):
+                return self.answer(finished=True)
+            return self.failed(end, f"the script ended with {'code ' if isinstance(end.code, int) else ''}{end.code}")
+        except BaseException as error:
+            return self.failed(error, f"{type(error).__name__}: {error}")
+        return self.answer(finished=True)
 
     @property
     def steps(self) -> int:
