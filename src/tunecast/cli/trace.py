@@ -11,7 +11,7 @@ from tunecast.cli.arguments import Parser, add_output_flags, add_tracing_flags, 
 from tunecast.cli.files import require_writable, write_asked
 from tunecast.cli.pages import provenance, without_secrets
 from tunecast.cli.terminal import Progress, terminal_of
-from tunecast.door.trace import DEFAULT_GPU, DEFAULT_STEPS, ScriptTrace, trace
+from tunecast.door.trace import DEFAULT_GPU, ScriptTrace, trace
 from tunecast.errors import DoesNotFit, UsageError, printable_lines
 from tunecast.hardware.spec import card_name
 from tunecast.prediction.evidence import evidence_for
@@ -44,8 +44,9 @@ def parser() -> Parser:
     made = Parser("trace", USAGE, DESCRIPTION, EPILOG)
     made.add_argument("--gpu", metavar="NAME", help=f"the card to run on (default: {DEFAULT_GPU})")
     made.add_argument(
-        "--steps", metavar="N|all", type=steps, default=DEFAULT_STEPS,
-        help=f"optimizer steps to take before stopping the script (default: {DEFAULT_STEPS}); all: let it end",
+        "--steps", metavar="N|all", type=steps,
+        help="stop the script after N optimizer steps; all: trace every step of it (default: the whole run, of which "
+        "steps alike are replayed)",
     )  # fmt: skip
     made.add_argument("--nproc-per-node", metavar="N", type=count, help="processes on each machine, one per GPU")
     made.add_argument("--nnodes", metavar="N", type=count, help="machines")

@@ -22,6 +22,7 @@ from tunecast.prediction.memory.allocator import AllocatorSettings, settings_fro
 from tunecast.prediction.modelled import card_of, others_hold
 from tunecast.prediction.on_card import OnCard, allocator_settings, on_card
 from tunecast.prediction.prediction import Prediction
+from tunecast.prediction.script_run import ScriptRun, script_run
 from tunecast.prediction.time.script_time import script_timing
 from tunecast.records import NamedTuple, dataclass, replace
 from tunecast.report.draw.figures import Figures, PhasePeak, grouped_blocks
@@ -34,7 +35,6 @@ from tunecast.tape.trace.request import Answer
 from tunecast.tape.trace.run import trace_script
 
 DEFAULT_GPU = "h200-sxm-141gb"
-DEFAULT_STEPS = 3
 ALLOC_CONF = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """The newer name wins where both are set."""
 MOST_BLOCKS = 20
@@ -62,8 +62,12 @@ class TraceDetails(Result):
     word: str
     """exact, or estimate where anything was guessed or could not be traced."""
     steps: int
+    """Optimizer steps of the run."""
+    traced_steps: int
+    replayed_steps: int
+    """Of these: every operation followed; put together from others of their kind."""
     finished: bool
-    """The script ended by itself; else it was stopped after the steps asked for."""
+    """The script ended by itself; else it was stopped after the steps asked for, or since it took too long."""
     error: str | None
     """What it raised after at least one whole step."""
     untraced: tuple[str, ...]
@@ -82,6 +86,8 @@ class ScriptTrace(Prediction):
     answer: Answer
     gpu_given: bool
     """Whether a card was named."""
+    replayed_steps: int = 0
+    """Put together from others of their kind rather than traced."""
 
     @property
     def figures(self) -> Figures:
@@ -93,6 +99,8 @@ class ScriptTrace(Prediction):
         return TraceDetails(
             figures.word,
             answer.steps,
+            answer.steps - self.replayed_steps,
+            self.replayed_steps,
             answer.finished,
             answer.error,
             tuple(answer.untraced),
@@ -115,7 +123,7 @@ def trace(
     command: Sequence[str],
     *,
     gpu: str | None = None,
-    steps: int = DEFAULT_STEPS,
+    steps: int | None = None,
     nproc_per_node: int | None = None,
     nnodes: int | None = None,
     accelerate: str | None = None,
@@ -149,16 +157,18 @@ def trace(
     known, interpreter = _configs(names(models)), _python(launch, python)
     with _environment(launch.environment):
         tape, answer = _traced(launch, card, steps, known, interpreter, limits or TraceLimits(), progress)
-    whole = replace(tape, guesses=(*tape.guesses, *answer.untraced))
-    held = _on_card(whole, card, allocator, configured, capacity, reserve, _others(launch, card))
+    run = script_run(tape, answer, steps)
+    whole = replace(tape, guesses=(*tape.guesses, *answer.untraced, *run.guesses))
+    held = _on_card(whole, run, card, allocator, configured, capacity, reserve, _others(launch, card))
     found = ScriptTrace(
         None,
         None,
         held,
-        assumptions=_assumptions(launch, answer, gpu, conf, reserve),
+        assumptions=[run.told, *_assumptions(launch, gpu, conf, reserve)],
         warnings=_warnings(answer),
-        clock=lambda _: script_timing(whole, card, held.cluster),
+        clock=lambda _: script_timing(whole, card, held.cluster, run),
     )
+    found.replayed_steps = run.replayed_steps
     found.launch, found.answer, found.gpu_given = launch, answer, gpu is not None
     return found
 
@@ -224,7 +234,7 @@ def _python(launch: ScriptLaunch, given: str | None) -> str:
 def _traced(
     launch: ScriptLaunch,
     gpu: Gpu,
-    steps: int,
+    steps: int | None,
     models: Mapping[str, Any],
     python: str,
     limits: TraceLimits,
@@ -232,7 +242,7 @@ def _traced(
 ) -> tuple[Tape, Answer]:
     try:
         return trace_script(
-            launch.script, launch.args, card_of(gpu), as_module=launch.as_module, steps=steps,
+            launch.script, launch.args, card_of(gpu), as_module=launch.as_module, steps=steps or 0, whole=steps is None,
             nproc_per_node=launch.nproc_per_node or 1, nnodes=launch.nnodes or 1, models=models, python=python,
             limits=limits, progress=progress,
         )  # fmt: skip
@@ -250,6 +260,7 @@ def _others(launch: ScriptLaunch, gpu: Gpu) -> Cluster | None:
 
 def _on_card(
     tape: Tape,
+    run: ScriptRun,
     gpu: Gpu,
     allocator: str | None,
     configured: AllocatorSettings | None,
@@ -265,9 +276,13 @@ def _on_card(
             oldest_segment_first=settings.oldest_segment_first,
             capacity_is_physical=settings.capacity_is_physical,
         )
-    return on_card(
-        tape, gpu, settings, capacity_bytes, reserve_bytes, cluster=cluster, managed_bytes=tape.managed_bytes
-    )
+    held = on_card(
+        tape, gpu, settings, capacity_bytes, reserve_bytes, cluster=cluster, managed_bytes=tape.managed_bytes,
+        script=run.rows,
+    )  # fmt: skip
+    if run.whole is None:
+        return held
+    return replace(held, make_tape=lambda: run.tape_of(held.shown) or tape, find_op=run.op_without_room)
 
 
 def _alloc_conf() -> str | None:
@@ -275,11 +290,8 @@ def _alloc_conf() -> str | None:
     return next((os.environ[name] for name in ALLOC_CONF if os.environ.get(name)), None)
 
 
-def _assumptions(
-    launch: ScriptLaunch, answer: Answer, gpu: str | None, conf: str | None, reserve_bytes: int
-) -> list[str]:
-    which = "all" if answer.finished else "the first"
-    told = [f"{which} {answer.steps} optimizer steps of the script"]
+def _assumptions(launch: ScriptLaunch, gpu: str | None, conf: str | None, reserve_bytes: int) -> list[str]:
+    told = []
     world = (launch.nproc_per_node or 1) * (launch.nnodes or 1)
     if world > 1:
         told.append(f"rank 0 of {world} processes, {launch.nproc_per_node} on each machine")

@@ -303,7 +303,14 @@ def _read_unit(row: Any, text: list[str]) -> Unit:
     *head, sizes, outputs = row
     name, detail, start, end, traced, keeps_graph = _numbers(head)
     return Unit(
-        text[name], detail, start, end, bool(traced), tuple(_numbers(sizes)), bool(keeps_graph), tuple(_numbers(outputs))
+        text[name],
+        detail,
+        start,
+        end,
+        bool(traced),
+        tuple(_numbers(sizes)),
+        bool(keeps_graph),
+        tuple(_numbers(outputs)),
     )
 
 

@@ -174,6 +174,7 @@ class Samples:
         """The variables of every sample, and its structure."""
         self._sizes: list[list[tuple[tuple[int, ...], array[int]]]] = []
         self._tables: dict[int, SizeTable] = {}
+        self._shortened: tuple[int, int, Samples] | None = None
 
     def add(self, variables: tuple[int, ...], shape: Shape) -> int:
         structure = shape.structure.tobytes()
@@ -213,6 +214,16 @@ class Samples:
             for choice in _choices([(seen[column], number) for seen, number in steady], variables[column])
         }
         return found.pop() if len(found) == 1 else None
+
+    def of_first(self, count: int) -> Samples:
+        """As if only so many variables were known."""
+        if self._shortened is None or self._shortened[:2] != (count, len(self.seen)):
+            short = Samples()
+            short.structures, short.shapes = self.structures, self.shapes
+            short.seen = [(variables[:count], number) for variables, number in self.seen]
+            short._sizes = [[(variables[:count], sizes) for variables, sizes in known] for known in self._sizes]
+            self._shortened = count, len(self.seen), short
+        return self._shortened[2]
 
     def _steady(self) -> list[tuple[tuple[int, ...], int]]:
         """Without the first ones that did what none did later: they made what is there from then on."""

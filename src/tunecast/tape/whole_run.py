@@ -12,11 +12,11 @@ seen, and the unit that frees it in the traced runs, such as the backward pass.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from tunecast.records import NamedTuple
 from tunecast.tape.compose import Composed
-from tunecast.tape.op import Alloc, Begin, EmptyCache, Free, Phase, Role, Tape, Unit
+from tunecast.tape.op import Alloc, Begin, EmptyCache, Free, Op, Phase, Role, Tape, Unit
 from tunecast.tape.program import EMPTY_CACHE, FREE, Stretch
 from tunecast.tape.units import (
     ASK,
@@ -33,6 +33,7 @@ from tunecast.tape.units import (
     UnitOrder,
     shape_of,
 )
+from tunecast.tape.whole_tape import FIRST_STEPS, UNITS_AFTER, UNITS_BEFORE, GapRows, TapeWriter, UnitRows
 
 STEPS = ("step", "scaled_step")
 
@@ -44,6 +45,10 @@ class WholeRun(NamedTuple):
     """Of which every unit was traced."""
     not_shown: tuple[str, ...]
     """What the traced units do not show, a sentence each."""
+    tape_around: Callable[[int], Tape]
+    """The run as a tape that is complete around a stretch, by its number (whole_tape.py)."""
+    op_at: Callable[[int, int], Op | None]
+    """The operation behind a request, by the number of its stretch and how many came before it there."""
 
 
 class Part(NamedTuple):
@@ -159,20 +164,23 @@ class _Composer:
         self.home: dict[int, tuple[int, int]] = {}
         """Of a block of the tape: the part it survived, and as the how-manieth."""
         self.played: dict[int, _Instance] = {}
-        self.phase, self.step = Phase.LOAD, 0
+        self.phase, self.step, self.number = Phase.LOAD, 0, 0
+        self.part_of: list[int] = []
+        """Of each stretch."""
 
     def run(self) -> WholeRun:
         self._learn()
-        chosen, claims = self._choose()
-        self._compare_gaps(claims)
-        self._write(chosen, claims)
+        self.chosen, self.claims = chosen, claims = self._choose()
+        self._compare_gaps()
+        self._write()
         steps = sum(unit.name in STEPS for unit in self.tape.units)
         missing = {part.step for part in self.parts if part.unit is not None and not part.unit.traced}
         rows = Composed(
             self.blocks, self.places, self.streams if any(self.streams) else array("q"), len(self.roles), self.rows,
             self.renames, self.table, self.roles, self.stretches, max(1, steps),
         )  # fmt: skip
-        return WholeRun(rows, steps, steps - len([step for step in missing if step < steps]), tuple(self.reasons))
+        traced = steps - len([step for step in missing if step < steps])
+        return WholeRun(rows, steps, traced, tuple(self.reasons), self._tape_around, self._op_at)
 
     # ------------------------------------------------------------------ what was traced
 
@@ -244,7 +252,9 @@ class _Composer:
                 continue
             placed = order.place(unit, as_traced=False)
             found = self._chosen(part, placed)
-            by_group.setdefault(self.origins.groups.setdefault(found.group, len(self.origins.groups)), []).append(number)
+            by_group.setdefault(self.origins.groups.setdefault(found.group, len(self.origins.groups)), []).append(
+                number
+            )
             order.go_past(unit, placed, found.structure)
             chosen[number] = found
             for (group, back), survivors in self._template(found).references.items():
@@ -268,7 +278,9 @@ class _Composer:
         if found is not None:
             return Chosen(placed.kind, *found, placed.group)
         kind = placed.kind if samples is not None else self._like(placed)
-        self.reasons[f"what {_name(part.unit)} does in step {part.step + 1} is not shown by those that were traced"] = None
+        self.reasons[f"what {_name(part.unit)} does in step {part.step + 1} is not shown by those that were traced"] = (
+            None
+        )
         samples = self.samples[kind]
         structure = samples.seen[-1][1]
         table = samples.table(structure)
@@ -289,7 +301,7 @@ class _Composer:
 
     # ------------------------------------------------------------------ gaps
 
-    def _compare_gaps(self, claims: dict[tuple[int, int], int]) -> None:
+    def _compare_gaps(self) -> None:
         """After a unit that was skipped the script does, at least once, what it does after one that was traced; and what
         it frees of the unit's own blocks there is noted."""
         traced: dict[str, set[bytes]] = {}
@@ -305,7 +317,9 @@ class _Composer:
                 self.hidden[key].append((own, hidden))
         for kind, seen in skipped.items():
             if not seen & traced.get(kind, seen):
-                self.reasons[f"after {kind.partition(' of ')[0]} the script does something else where it is skipped"] = None
+                self.reasons[
+                    f"after {kind.partition(' of ')[0]} the script does something else where it is skipped"
+                ] = None
 
     def _own_rows(self, part: Part) -> tuple[bytes, list[tuple[int, tuple[int, ...]]]]:
         """What a gap does with its own blocks; and the frees of others that no output is, each with how many rows came
@@ -336,7 +350,8 @@ class _Composer:
 
     # ------------------------------------------------------------------ rows
 
-    def _write(self, chosen: dict[int, Chosen], claims: dict[tuple[int, int], int]) -> None:
+    def _write(self) -> None:
+        chosen, claims = self.chosen, self.claims
         by_group: dict[int, list[int]] = {}
         late = {
             (place, survivor)
@@ -345,25 +360,24 @@ class _Composer:
             and self._is_seen(place)
             and self.deaths.get(block, len(self.parts)) > claim
         }
-        self.late_parts = {place for place, _ in late}
+        self.late, self.late_parts = late, {place for place, _ in late}
         for number, part in enumerate(self.parts):
             group = part.group if part.unit is None else chosen[number].group
             by_group.setdefault(self.origins.groups[group], []).append(number)
+            self.number = number
             if part.unit is None:
-                self._write_gap(number, part, claims, late, by_group)
+                self._write_gap(number, part, by_group)
                 continue
-            self._write_unit(number, part, chosen[number], by_group, late)
+            self._write_unit(number, part, chosen[number], by_group)
             if not part.unit.traced:
-                self._write_frees(number, part, claims, late)
+                self._write_frees(number, part)
 
     def _is_seen(self, place: int) -> bool:
         """Whether the script's own hold on the part's blocks was seen: of gaps and outputs of skipped units."""
         unit = self.parts[place].unit
         return unit is None or not unit.traced
 
-    def _write_unit(
-        self, number: int, part: Part, chosen: Chosen, by_group: dict[int, list[int]], late: set[tuple[int, int]]
-    ) -> None:
+    def _write_unit(self, number: int, part: Part, chosen: Chosen, by_group: dict[int, list[int]]) -> None:
         unit = part.unit
         assert unit is not None
         template = self._template(chosen)
@@ -386,7 +400,7 @@ class _Composer:
                 continue
             for survivor in sorted(survivors):
                 name = None
-                if instance is not None and (target, survivor) not in late:
+                if instance is not None and (target, survivor) not in self.late:
                     name = instance.take(survivor)
                 wanted = template.foreign.get((*key, survivor))
                 if wanted is None:
@@ -458,18 +472,13 @@ class _Composer:
 
     def _roles(self, template: _Template) -> list[Role]:
         wanted = dict.fromkeys(template.shape.born, Role.TEMPORARIES)
-        part = next(
-            p for p in self.parts if p.kind == template.kind and p.structure == template.number and p.unit and p.unit.traced
-        )
+        part = self._traced_part(template)
         for event in self.tape.events[part.start : part.end]:
             if type(event) is Alloc:
                 wanted[event.block] = event.role
         return list(wanted.values())
 
-    def _write_gap(
-        self, number: int, part: Part, claims: dict[tuple[int, int], int], late: set[tuple[int, int]],
-        by_group: dict[int, list[int]],
-    ) -> None:  # fmt: skip
+    def _write_gap(self, number: int, part: Part, by_group: dict[int, list[int]]) -> None:
         names: dict[int, int] = {}
         hidden = self._hidden_frees(number)
         rows: list[tuple[int, int, int]] = []
@@ -499,7 +508,7 @@ class _Composer:
                     rows.append((names.pop(event.block), FREE, 0))
                     own += 2
                 else:
-                    self._free(event.block, number, claims, late, rows)
+                    self._free(event.block, number, rows)
             elif kind is Begin:
                 self._literal(rows)
                 rows = []
@@ -511,29 +520,28 @@ class _Composer:
         self._literal(rows)
         self.played[number] = _Instance([names[block] for block in part.shape.survivors])
 
-    def _write_frees(
-        self, number: int, part: Part, claims: dict[tuple[int, int], int], late: set[tuple[int, int]]
-    ) -> None:
+    def _write_frees(self, number: int, part: Part) -> None:
         """What the script let go of while a unit was skipped."""
         rows: list[tuple[int, int, int]] = []
         for event in self.tape.events[part.start : part.end]:
             if type(event) is Free:
-                self._free(event.block, number, claims, late, rows)
+                self._free(event.block, number, rows)
         self._literal(rows)
 
-    def _free(
-        self, block: int, number: int, claims: dict[tuple[int, int], int], late: set[tuple[int, int]],
-        rows: list[tuple[int, int, int]],
-    ) -> None:  # fmt: skip
-        home = self.home.get(block)
-        if home is None or home[0] not in self.played:
-            return
-        claim = claims.get(home)
-        if claim is not None and claim >= number and home not in late and self._is_seen(home[0]):
-            return  # the unit that claims it frees it
-        name = self.played[home[0]].take(home[1])
+    def _free(self, block: int, number: int, rows: list[tuple[int, int, int]]) -> None:
+        home = self._freed_here(block, number)
+        name = None if home is None or home[0] not in self.played else self.played[home[0]].take(home[1])
         if name is not None:
             rows.append((name, FREE, 0))
+
+    def _freed_here(self, block: int, number: int) -> tuple[int, int] | None:
+        """The part and survivor a block is that the script lets go of; None where a unit holds it for longer."""
+        home = self.home.get(block)
+        if home is None:
+            return None
+        claim = self.claims.get(home)
+        held = claim is not None and claim >= number and home not in self.late and self._is_seen(home[0])
+        return None if held else home
 
     def _new_name(self, role: Role) -> int:
         self.roles.append(role)
@@ -563,6 +571,87 @@ class _Composer:
         self.rows.extend((stretch.start, stretch.end, len(self.renames) // 2, at))
         position = -1 if stretch.begin.phase is Phase.LOAD else stretch.begin.step
         self.stretches.append((position, stretch))
+        self.part_of.append(self.number)
+
+    # ------------------------------------------------------------------ for reports
+
+    def _op_at(self, stretch: int, request: int) -> Op | None:
+        part = self.parts[self.part_of[stretch]]
+        before = self.part_of.index(self.part_of[stretch])
+        for other in range(before, stretch):
+            request += sum(size >= 0 for size in self.places[slice(*self.rows[4 * other : 4 * other + 2])])
+        if part.unit is not None:
+            part = self._traced_part(self._template(self.chosen[self.part_of[stretch]]))
+        op = None
+        for event in self.tape.events[part.start : part.end]:
+            if type(event) is Op:
+                op = event
+            elif type(event) is Alloc:
+                if not request:
+                    return op
+                request -= 1
+        return None
+
+    def _tape_around(self, stretch: int) -> Tape:
+        writer = TapeWriter(self.tape)
+        middle = self.part_of[stretch]
+        near = range(middle - 2 * UNITS_BEFORE, middle + 2 * UNITS_AFTER)
+        by_group: dict[int, list[int]] = {}
+        phase, step = Phase.LOAD, 0
+        for number, part in enumerate(self.parts):
+            group = part.group if part.unit is None else self.chosen[number].group
+            by_group.setdefault(self.origins.groups[group], []).append(number)
+            if part.unit is None:
+                writer.write_gap(number, self._gap_rows(number, part, by_group))
+                phase = part.shape.phases[-1][1] if part.shape.phases else phase
+                continue
+            if part.unit.name == CALL and part.unit.keeps_graph:
+                step = part.step
+            template = self._template(self.chosen[number])
+            begins = template.phases[0][1]
+            for _, inside in template.phases:
+                begins = inside if begins is Phase.LOAD else begins
+            phase = begins if begins is not Phase.LOAD or phase is Phase.LOAD else Phase.OTHER
+            source = self._traced_part(template)
+            table = template.samples.table(template.number)
+            sizes = [self.chosen[number].sizes[place] for place in table.places]
+            targets = {key: _before(by_group, *key) for key in template.references}
+            rows = UnitRows(
+                self.tape.events[source.start : source.end], template.rows, sizes, template.survivors, phase, step,
+                targets, lambda target, survivor: (target, survivor) in self.late,
+            )  # fmt: skip
+            writer.write_unit(number, rows, full=number in near or part.step < FIRST_STEPS)
+            phase = template.phases[-1][1] if template.phases[-1][1] is not Phase.LOAD else phase
+        return writer.tape()
+
+    def _gap_rows(self, number: int, part: Part, by_group: dict[int, list[int]]) -> GapRows:
+        events = self.tape.events[part.start : part.end]
+        frees: list[list[tuple[int, int]]] = [[] for _ in range(len(events) + 1)]
+        own: set[int] = set()
+        for place, event in enumerate(events):
+            if type(event) is Alloc:
+                own.add(event.block)
+            elif type(event) is Free and event.block not in own:
+                home = self._freed_here(event.block, number)
+                if home is not None:
+                    frees[place].append(home)
+        for _, (group, back, survivor) in self._hidden_frees(number):
+            target = _before(by_group, group, back)
+            unit = None if target < 0 else self.parts[target].unit
+            if unit is not None and not unit.traced and survivor not in unit.outputs:
+                frees[0].append((target, survivor))
+        if number and (before := self.parts[number - 1]).unit is not None and not before.unit.traced:
+            for event in self.tape.events[before.start : before.end]:
+                home = self._freed_here(event.block, number - 1) if type(event) is Free else None
+                if home is not None:
+                    frees[0].append(home)
+        return GapRows(events, part.shape.survivors, frees)
+
+    def _traced_part(self, template: _Template) -> Part:
+        return next(
+            part for part in self.parts
+            if part.kind == template.kind and part.structure == template.number and part.unit and part.unit.traced
+        )  # fmt: skip
 
 
 def _before(by_group: dict[int, list[int]], group: int, back: int) -> int:
@@ -577,4 +666,3 @@ def _name(unit: Unit) -> str:
 
 def _common(one: str, other: str) -> int:
     return next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
-

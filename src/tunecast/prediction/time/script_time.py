@@ -16,6 +16,7 @@ from tunecast.tape.step import step_of
 
 if TYPE_CHECKING:
     from tunecast.hardware.cluster import Cluster
+    from tunecast.prediction.script_run import ScriptRun
 
 A_SCRIPT = "a script"
 """A stack that nobody timed."""
@@ -25,7 +26,7 @@ OF_A_SCRIPT = (
 )
 
 
-def script_timing(tape: Tape, gpu: Gpu, cluster: Cluster | None = None) -> Timing:
+def script_timing(tape: Tape, gpu: Gpu, cluster: Cluster | None = None, run: ScriptRun | None = None) -> Timing:
     """The mean of the script's steps. A script may run any operation: what cannot be priced is a warning, and must not
     take the memory with it."""
     steps = whole_steps(tape)

@@ -60,6 +60,10 @@ class ScriptRequest(Request):
     """Optimizer steps to run; 0: all the script takes."""
     skips: bool = False
     """Calls of the model whose kind is known are skipped (skip.py)."""
+    cpu_s: float = 0
+    """After so many seconds of CPU the script is stopped where its next call would begin; 0: never."""
+    wall_s: float = 0
+    """The same of the clock on the wall."""
     nproc_per_node: int = 1
     nnodes: int = 1
     models: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -77,6 +81,12 @@ class Answer:
     detail: str = ""
     untraced: tuple[str, ...] = ()
     """What could not be traced, a sentence each."""
+    skipped: int = 0
+    """Calls, backward passes and steps that were skipped, since their kind was known."""
+    too_long: bool = False
+    """It was stopped since it took too long."""
+    all_traced: str = ""
+    """Why nothing was skipped, though it might have been."""
 
     def write(self, path: Path) -> None:
         path.write_text(json.dumps(dataclasses.asdict(self)))

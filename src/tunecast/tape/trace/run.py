@@ -19,6 +19,7 @@ from typing import Any
 
 from tunecast.errors import NotResolved, TunecastError, Unsupported, UsageError
 from tunecast.job.job import Job
+from tunecast.records import replace
 from tunecast.tape.card import Card
 from tunecast.tape.file import read_tape
 from tunecast.tape.op import Tape
@@ -37,6 +38,10 @@ runpy.run_module("tunecast.tape.trace.child", run_name="__main__", alter_sys=Tru
 """
 """Gives another interpreter this tunecast and nothing else: on its path, our site-packages would hide its own."""
 POLL_S = 0.2
+MOST_CPU_S = 300
+"""A script that was to run to its end is stopped then, and answered as far as it came."""
+PART_OF_THE_LIMIT = 0.8
+"""Of the time it may take before it is killed: what it has done by then is still to be written."""
 OFFLINE = {
     "CUDA_VISIBLE_DEVICES": "",
     "HF_HUB_OFFLINE": "1",
@@ -79,7 +84,7 @@ def trace_script(
     *,
     as_module: bool = False,
     steps: int = 3,
-    skips: bool = False,
+    whole: bool = False,
     nproc_per_node: int = 1,
     nnodes: int = 1,
     models: Mapping[str, Mapping[str, Any]] | None = None,
@@ -87,25 +92,36 @@ def trace_script(
     limits: TraceLimits | None = None,
     progress: Progress | None = None,
 ) -> tuple[Tape, Answer]:
-    """The tape of the first steps of an unmodified training script, and what could not be traced."""
-    with tempfile.TemporaryDirectory(prefix="tunecast-") as folder:
-        request = ScriptRequest(
-            Path(folder),
-            card,
-            devices=nproc_per_node,
-            script=script,
-            args=tuple(args),
-            as_module=as_module,
-            steps=steps,
-            skips=skips,
-            nproc_per_node=nproc_per_node,
-            nnodes=nnodes,
-            models=dict(models or {}),
-        )
-        tape, answer = _ask(request, python, limits or TraceLimits(), progress, quiet=False)
-        if tape is None:
-            raise _failure(answer)
-        return tape, answer
+    """The tape of the first steps of an unmodified training script, or of its `whole` run, most of it skipped
+    (tape/whole_run.py) and no longer than it may take; and what could not be traced."""
+    limits = limits or TraceLimits()
+
+    def ask(skips: bool) -> tuple[Tape | None, Answer]:
+        with tempfile.TemporaryDirectory(prefix="tunecast-") as folder:
+            request = ScriptRequest(
+                Path(folder),
+                card,
+                devices=nproc_per_node,
+                script=script,
+                args=tuple(args),
+                as_module=as_module,
+                steps=steps,
+                skips=skips,
+                cpu_s=MOST_CPU_S if whole else 0,
+                wall_s=limits.seconds * PART_OF_THE_LIMIT if whole else 0,
+                nproc_per_node=nproc_per_node,
+                nnodes=nnodes,
+                models=dict(models or {}),
+            )
+            return _ask(request, python, limits, progress, quiet=False)
+
+    tape, answer = ask(skips=whole)
+    if answer.error is not None and answer.skipped:  # perhaps for what the skipped calls returned
+        tape, answer = ask(skips=False)
+        answer = replace(answer, all_traced="the script fails where calls of the model are skipped")
+    if tape is None:
+        raise _failure(answer)
+    return tape, answer
 
 
 def _ask(

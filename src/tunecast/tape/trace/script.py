@@ -7,11 +7,13 @@ contents) goes into the answer, a sentence each.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import runpy
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
@@ -73,8 +75,8 @@ class ScriptRun:
 
     def __init__(self, request: ScriptRequest, recorder: Recorder, sandbox: Sandbox) -> None:
         self.request, self.recorder, self.sandbox = request, recorder, sandbox
-        self._stops = 0
-        self.skipper = Skipper(recorder) if request.skips else None
+        self._stops, self._began_s, self.too_long = 0, time.monotonic(), False
+        self.skipper = Skipper(recorder, before_call=self.stop_when_done) if request.skips else None
 
     def watch(self) -> None:
         hook = modules.register_module_forward_pre_hook(lambda module, inputs: self.stop_when_done())
@@ -108,7 +110,7 @@ class ScriptRun:
         return self.recorder.scopes.steps_done
 
     def stop_when_done(self) -> None:
-        if not self.request.steps or self.steps < self.request.steps:
+        if not (self.request.steps and self.steps >= self.request.steps) and not self.takes_too_long():
             return
         if not self._stops:
             self.recorder.scopes.begin_step()  # what the end of the program frees belongs to no step
@@ -118,18 +120,29 @@ class ScriptRun:
             self._leave_at_once()
         raise Stop
 
+    def takes_too_long(self) -> bool:
+        """Whether to stop here: a step at least is wanted."""
+        request = self.request
+        if not self.too_long and self.steps and (request.cpu_s or request.wall_s):
+            cpu_s, wall_s = time.process_time(), time.monotonic() - self._began_s
+            self.too_long = cpu_s > (request.cpu_s or math.inf) or wall_s > (request.wall_s or math.inf)
+        return self.too_long
+
     def _leave_at_once(self) -> None:
         from tunecast.tape.trace.child import versions
 
-        write_tape(self.recorder.tape(versions()), self.request.tape_path)
+        units = self.skipper.units if self.skipper is not None else ()
+        write_tape(self.recorder.tape(versions(), units), self.request.tape_path)
         self.answer().write(self.request.answer_path)
         os._exit(0)
 
     def answer(self, *, finished: bool = False, error: str | None = None, detail: str = "") -> Answer:
+        skipper = self.skipper
         untraced = (*self.sandbox.sentences(), *counted(self.recorder.untraced))
         return Answer(
             steps=self.steps, finished=finished, error=error, code="script" if error else None, detail=detail,
-            untraced=untraced,
+            untraced=untraced, skipped=skipper.skipped if skipper else 0, too_long=self.too_long,
+            all_traced=skipper.why_not if skipper else "",
         )  # fmt: skip
 
     def failed(self, error: BaseException, text: str) -> Answer:

@@ -22,7 +22,6 @@ from torch.utils._pytree import tree_flatten
 from tunecast.records import NamedTuple
 from tunecast.tape.build.event_log import Block
 from tunecast.tape.op import Phase, Unit
-from tunecast.tape.sizes import comparable
 from tunecast.tape.trace.recorder import Recorder
 from tunecast.tape.trace.stubs import PLAIN, NotStubbed, OutputPlans, make_outputs, plan_outputs
 from tunecast.tape.trace.values import INTEGERS, known
@@ -30,7 +29,6 @@ from tunecast.tape.units import (
     BACKWARD,
     CALL,
     GAP,
-    LEAST_SAMPLES,
     Origin,
     Origins,
     Placed,
@@ -54,8 +52,8 @@ class CallKey(NamedTuple):
 
 
 class Skipper:
-    def __init__(self, recorder: Recorder) -> None:
-        self.recorder, self.scopes = recorder, recorder.scopes
+    def __init__(self, recorder: Recorder, before_call: Callable[[], None] = lambda: None) -> None:
+        self.recorder, self.scopes, self._before_call = recorder, recorder.scopes, before_call
         self.units: list[Unit] = []
         self.not_shown: Counter[str] = Counter()
         """Why something was skipped though the traced units do not show what it does."""
@@ -112,6 +110,7 @@ class Skipper:
         def __call__(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
             if not self._takes_calls():
                 return call(module, *args, **kwargs)
+            self._before_call()
             key = self._key(module, args, kwargs)
 
             def run() -> Any:
@@ -338,9 +337,7 @@ class Skipper:
 
         return shape_of(events(), self._origins)
 
-    def _plan(
-        self, placed: Placed, structure: int, shape: Shape, result: Any, inputs: Sequence[torch.Tensor]
-    ) -> None:
+    def _plan(self, placed: Placed, structure: int, shape: Shape, result: Any, inputs: Sequence[torch.Tensor]) -> None:
         numbers = {block: number for number, block in enumerate(shape.survivors)}
 
         def survivor_of(tensor: torch.Tensor) -> int | None:
@@ -375,7 +372,11 @@ class Skipper:
             name, _, rest = kind.partition(" of ")
             if name.startswith(BACKWARD) and (rest + " ").startswith(begins + " "):
                 passes[name.partition(" ")[2]].append(samples)
-            elif not kind.startswith((CALL, BACKWARD)) and not kind.endswith("of nothing") and samples.sizes_at(()) is None:
+            elif (
+                not kind.startswith((CALL, BACKWARD))
+                and not kind.endswith("of nothing")
+                and samples.sizes_at(()) is None
+            ):
                 return False
         wanted = passes["first"] if first else passes["again"]
         others = passes["again"] if first else []
@@ -411,10 +412,7 @@ class Skipper:
 
 def _shows(samples: Samples, sizes: tuple[int, ...]) -> bool:
     """Of a backward pass of several calls only the sizes of the first are known before."""
-    if samples.seen and len(samples.seen[0][0]) == len(sizes):
-        return samples.sizes_at(sizes) is not None
-    first = [seen[: len(sizes)] for seen, _ in samples.seen]
-    return first.count(sizes) > 1 or len({first[n] for n in comparable(sizes, first)}) >= LEAST_SAMPLES
+    return samples.of_first(len(sizes)).sizes_at(sizes) is not None
 
 
 def _flags(tensor: torch.Tensor) -> str:

@@ -54,7 +54,9 @@ class Place(NamedTuple):
     number: int
 
 
-def plan_outputs(result: Any, inputs: Sequence[torch.Tensor], survivor_of: Callable[[torch.Tensor], int | None]) -> OutputPlan:
+def plan_outputs(
+    result: Any, inputs: Sequence[torch.Tensor], survivor_of: Callable[[torch.Tensor], int | None]
+) -> OutputPlan:
     """Raises `NotStubbed` where an output is not understood."""
     tensors: list[TensorPlan] = []
     by_input = {id(tensor): number for number, tensor in enumerate(inputs)}
