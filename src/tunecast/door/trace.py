@@ -166,7 +166,7 @@ def trace(
         held,
         assumptions=[run.told, *_assumptions(launch, gpu, conf, reserve)],
         warnings=_warnings(answer),
-        clock=lambda _: script_timing(whole, card, held.cluster, run),
+        clock=lambda _: script_timing(whole, card, held.cluster, run.stands_for),
     )
     found.replayed_steps = run.replayed_steps
     found.launch, found.answer, found.gpu_given = launch, answer, gpu is not None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from tunecast.prediction.memory.replay import Replay
 from tunecast.records import NamedTuple
 from tunecast.tape.compose import Composed
@@ -20,6 +22,11 @@ class ScriptRun(NamedTuple):
     steps: int
     replayed_steps: int = 0
     whole: WholeRun | None = None
+
+    @property
+    def stands_for(self) -> Mapping[int, int] | None:
+        """Of the traced steps, for how many of the run each stands; None where all were traced."""
+        return None if self.whole is None else self.whole.stands_for
 
     def tape_of(self, replay: Replay) -> Tape | None:
         """Around what is most; None where the traced tape is the run."""
@@ -60,10 +67,10 @@ MOST_REASONS = 4
 def _unfinished(answer: Answer, asked: int | None) -> str:
     if asked is None or answer.too_long:
         return (
-            f"the first {answer.steps} steps of the script, which was stopped since it took too long: a longer batch, an "
-            "evaluation or a checkpoint may come later"
+            f"the first {answer.steps} steps of the script, which was stopped since it took too long: a longer batch, "
+            "an evaluation or a checkpoint may come later"
         )
     return (
-        f"the first {answer.steps} steps of the script, as --steps asked: a longer batch, an evaluation or a checkpoint "
-        "may come later (without --steps the whole run is answered)"
+        f"the first {answer.steps} steps of the script, as --steps asked: a longer batch, an evaluation or a "
+        "checkpoint may come later (without --steps the whole run is answered)"
     )

@@ -1,8 +1,8 @@
 """How many bytes each request of a call asks for, as a function of the sizes of the call's inputs.
 
 A training script calls its model over and over with batches of other lengths. Of a few of these calls every request was
-traced. What the others ask for is computed, and only where the traced ones leave no doubt: of every request all formulas
-below that agree with every sample must agree on the new value.
+traced. What the others ask for is computed, and only where the traced ones leave no doubt: for every request all
+formulas below that agree with every sample must agree on the new value.
 
     constant                          weights, workspaces
     a f(x) + b                        activations, masks; x is one of the sizes, f is x, x squared, or x times itself
@@ -86,8 +86,8 @@ def _curve(points: Sequence[tuple[int, int]]) -> tuple[Fraction, Fraction, Fract
 
 
 def comparable(variables: tuple[int, ...], seen: Sequence[tuple[int, ...]]) -> list[int]:
-    """Which samples show something of a unit with these variables: those that differ from it in the same ones. Where the
-    last batch of an epoch has fewer rows, for example, other lengths of the same number of rows."""
+    """Which samples show something of a unit with these variables: those that differ from it in the same ones. Where
+    the last batch of an epoch has fewer rows, for example, other lengths of the same number of rows."""
     differs = [frozenset(n for n, (a, b) in enumerate(zip(variables, each, strict=True)) if a != b) for each in seen]
     most = Counter(each for each in differs if each).most_common(1)
     return [n for n, each in enumerate(differs) if not each or (most and each <= most[0][0])]

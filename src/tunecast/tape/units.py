@@ -2,9 +2,9 @@
 
     load │ call │ gap │ backward │ gap │ clip │ gap │ step │ gap │ zero_grad │ gap │ call ...
 
-Units of one kind do the same with other sizes. So most of a long run need not be traced: the script runs on, a unit that
-is skipped leaves only a mark, and what it does to memory is written in from the traced units of its kind. Gaps are the
-script's own lines (moving a batch, logging, metrics); they are always traced.
+Units of one kind do the same with other sizes. So most of a long run need not be traced: the script runs on, a unit
+that is skipped leaves only a mark, and what it does to memory is written in from the traced units of its kind. Gaps are
+the script's own lines (moving a batch, logging, metrics); they are always traced.
 
 A unit's structure is its rows: requests, frees of its own blocks by number, frees of other units' blocks by the unit
 they survived ("the second survivor of the last backward pass that began a gradient"), phases. It is the same for all

@@ -1,8 +1,8 @@
 """Most calls of the model are skipped, so that a script of thousands of steps runs to its end in seconds.
 
 Data loaders, collators, schedulers, callbacks and evaluation loops are the script's own and run as they are. A call of
-the model, its backward pass, clipping and the optimizer's step are units (tape/units.py): traced while their kind is not
-known well enough, else skipped, and written in later. What a skipped call returns has the right shapes (stubs.py);
+the model, its backward pass, clipping and the optimizer's step are units (tape/units.py): traced while their kind is
+not known well enough, else skipped, and written in later. What a skipped call returns has the right shapes (stubs.py);
 gradients stay away, so all that works on gradients is skipped with it.
 """
 
@@ -266,7 +266,8 @@ class Skipper:
     ) -> Any:
         with self._unit():
             plan = self._plans[placed.kind, structure].at(placed.sizes) if structure >= 0 else None
-            made, outputs = None, []
+            made: Any = None
+            outputs: list[tuple[int, torch.Tensor]] = []
             if plan is not None:
                 with self._paused():
                     made, outputs = make_outputs(plan, inputs)

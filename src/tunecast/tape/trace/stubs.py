@@ -73,9 +73,8 @@ def plan_outputs(
             source = ("survivor", -1 if survivor is None else survivor)
         shape = tuple(map(int, tensor.shape))
         order = tuple(sorted(range(len(shape)), key=lambda d: (-tensor.stride(d), d)))
-        if tensor.numel() and tensor.stride() != strides_of(shape, order):
-            if source[0] != "input":
-                raise NotStubbed("an output has gaps")
+        if tensor.numel() and tensor.stride() != strides_of(shape, order) and source[0] != "input":
+            raise NotStubbed("an output has gaps")
         tensors.append(TensorPlan(shape, order, tensor.dtype, tensor.device, tensor.requires_grad, source))
         return Place(len(tensors) - 1)
 
@@ -94,7 +93,7 @@ def rebuilt(value: Any, is_leaf: Callable[[Any], bool], replace: Callable[[Any],
     """The same containers and objects with other leaves."""
     if is_leaf(value):
         return replace(value)
-    if isinstance(value, PLAIN) or isinstance(value, Place):
+    if isinstance(value, (*PLAIN, Place)):
         return value
     if isinstance(value, dict):
         made = copy.copy(value)
@@ -105,7 +104,7 @@ def rebuilt(value: Any, is_leaf: Callable[[Any], bool], replace: Callable[[Any],
         parts = [rebuilt(each, is_leaf, replace) for each in value]
         return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
     kind = type(value)
-    if isinstance(value, type) or callable(value) and not hasattr(value, "__dict__"):
+    if isinstance(value, type) or (callable(value) and not hasattr(value, "__dict__")):
         return value
     if kind.__module__.startswith(REBUILT) or hasattr(kind, "__dataclass_fields__"):
         if isinstance(value, torch.nn.Module) or kind.__module__.startswith("transformers.configuration"):
@@ -119,7 +118,7 @@ def rebuilt(value: Any, is_leaf: Callable[[Any], bool], replace: Callable[[Any],
 
 def description(value: Any) -> Any:
     """Types and places: equal for skeletons that are alike."""
-    if isinstance(value, Place) or isinstance(value, PLAIN):
+    if isinstance(value, (*PLAIN, Place)):
         return repr(value)
     if isinstance(value, dict):
         return (type(value).__qualname__, tuple((str(k), description(v)) for k, v in value.items()))
