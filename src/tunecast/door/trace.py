@@ -22,7 +22,7 @@ from tunecast.prediction.memory.allocator import AllocatorSettings, settings_fro
 from tunecast.prediction.modelled import card_of, others_hold
 from tunecast.prediction.on_card import OnCard, allocator_settings, on_card
 from tunecast.prediction.prediction import Prediction
-from tunecast.prediction.script_run import ScriptRun, script_run
+from tunecast.prediction.script_run import WholeScript, script_run
 from tunecast.prediction.time.script_time import script_timing
 from tunecast.records import NamedTuple, dataclass, replace
 from tunecast.report.draw.figures import Figures, PhasePeak, grouped_blocks
@@ -260,7 +260,7 @@ def _others(launch: ScriptLaunch, gpu: Gpu) -> Cluster | None:
 
 def _on_card(
     tape: Tape,
-    run: ScriptRun,
+    run: WholeScript,
     gpu: Gpu,
     allocator: str | None,
     configured: AllocatorSettings | None,

@@ -13,7 +13,7 @@ from tunecast.tape.trace.request import Answer
 from tunecast.tape.whole_run import WholeRun, whole_run
 
 
-class ScriptRun(NamedTuple):
+class WholeScript(NamedTuple):
     rows: Composed | Program
     guesses: tuple[str, ...]
     """Why its figures are an estimate, where they are."""
@@ -42,7 +42,7 @@ class ScriptRun(NamedTuple):
         return self.whole.op_at(stretch, served)
 
 
-def script_run(tape: Tape, answer: Answer, asked: int | None) -> ScriptRun:
+def script_run(tape: Tape, answer: Answer, asked: int | None) -> WholeScript:
     """`asked`: for how many steps; 0 for all of them, None for the whole run with what can be skipped skipped."""
     steps = answer.steps
     guesses = [] if answer.finished or answer.error is not None else [_unfinished(answer, asked)]
@@ -51,13 +51,13 @@ def script_run(tape: Tape, answer: Answer, asked: int | None) -> ScriptRun:
         told = f"{which} optimizer steps of the script, every one traced"
         if answer.all_traced:
             told += f": {answer.all_traced}"
-        return ScriptRun(program(tape), tuple(guesses), told, steps)
+        return WholeScript(program(tape), tuple(guesses), told, steps)
     run = whole_run(tape)
     guesses += run.not_shown[:MOST_REASONS]
     replayed = run.steps - run.traced_steps
     which = "all" if answer.finished else "the first"
     told = f"{which} {steps} optimizer steps of the script: {run.traced_steps} traced, {replayed} replayed"
-    return ScriptRun(run.rows, tuple(guesses), told, steps, replayed, run)
+    return WholeScript(run.rows, tuple(guesses), told, steps, replayed, run)
 
 
 MOST_REASONS = 4

@@ -29,7 +29,7 @@ LEAST_SAMPLES = 5
 RESIDUES = (2, 4, 8, 16, 32, 64, 128, 256)
 
 
-class Origin(NamedTuple):
+class BlockOrigin(NamedTuple):
     group: str
     ordinal: int
     survivor: int
@@ -100,7 +100,7 @@ class Origins:
     def __init__(self) -> None:
         self.groups: dict[str, int] = {}
         self.counts: dict[str, int] = {}
-        self.of: dict[int, Origin] = {}
+        self.of: dict[int, BlockOrigin] = {}
 
     def begin(self, group: str) -> int:
         self.groups.setdefault(group, len(self.groups))
@@ -109,7 +109,7 @@ class Origins:
 
     def add(self, group: str, ordinal: int, survivors: Iterable[int]) -> None:
         for number, block in enumerate(survivors):
-            self.of[block] = Origin(group, ordinal, number)
+            self.of[block] = BlockOrigin(group, ordinal, number)
 
     def reference(self, block: int) -> tuple[int, int, int]:
         """The group by its number, how many of it came since, and which survivor; of a block that nobody knows, as the

@@ -10,7 +10,7 @@ from tunecast.tape.op import Phase, Unit
 from tunecast.tape.units import EMPTY, FREE_OTHER, Samples, Shape
 
 
-class Part(NamedTuple):
+class RunPart(NamedTuple):
     """A unit or, with none, a gap."""
 
     unit: Unit | None
@@ -47,7 +47,7 @@ def tokens(structure: array[int]) -> Iterator[tuple[int, ...]]:
             yield code, next(rows)
 
 
-class Template:
+class UnitTemplate:
     """A structure's rows among those of all."""
 
     def __init__(self, kind: str, number: int, samples: Samples, phases: list[tuple[int, Phase]]) -> None:
@@ -63,7 +63,7 @@ class Template:
                 references.setdefault((row[1], row[2]), []).append(row[3])
         self.references = {key: frozenset(survivors) for key, survivors in references.items()}
         """By group and how many of it came since: which survivors it frees."""
-        self.targets: dict[tuple[int, int], Template | None] = {}
+        self.targets: dict[tuple[int, int], UnitTemplate | None] = {}
         """Whose rows these were when its own were written."""
         self.base = -1
         self.names: list[int] = []
@@ -79,7 +79,7 @@ class Instance:
 
     __slots__ = ("gone", "moved", "names", "template")
 
-    def __init__(self, names: Sequence[int], template: Template | None = None) -> None:
+    def __init__(self, names: Sequence[int], template: UnitTemplate | None = None) -> None:
         self.names, self.template = names, template
         self.gone: frozenset[int] | set[int] = frozenset()
         self.moved: dict[int, int] = {}

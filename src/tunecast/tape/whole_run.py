@@ -20,7 +20,7 @@ from tunecast.tape.compose import Composed
 from tunecast.tape.op import Alloc, Begin, EmptyCache, Free, Op, Phase, Role, Tape
 from tunecast.tape.program import EMPTY_CACHE, FREE, Stretch
 from tunecast.tape.units import ASK, BACKWARD, CALL, FREE_OTHER, FREE_OWN
-from tunecast.tape.whole_parts import Chosen, Instance, Part, Template, before
+from tunecast.tape.whole_parts import Chosen, Instance, RunPart, UnitTemplate, before
 from tunecast.tape.whole_tape import FIRST_STEPS, UNITS_AFTER, UNITS_BEFORE, GapRows, TapeWriter, UnitRows
 from tunecast.tape.whole_units import STEPS, Parts
 
@@ -41,10 +41,10 @@ class WholeRun(NamedTuple):
 
 
 def whole_run(tape: Tape) -> WholeRun:
-    return _Composer(tape).run()
+    return _RunWriter(tape).run()
 
 
-class _Composer(Parts):
+class _RunWriter(Parts):
     def __init__(self, tape: Tape) -> None:
         super().__init__(tape)
         self.blocks, self.places, self.streams = array("q"), array("q"), array("q")
@@ -112,7 +112,7 @@ class _Composer(Parts):
         unit = self.parts[place].unit
         return unit is None or not unit.traced
 
-    def _write_unit(self, number: int, part: Part, chosen: Chosen, by_group: dict[int, list[int]]) -> None:
+    def _write_unit(self, number: int, part: RunPart, chosen: Chosen, by_group: dict[int, list[int]]) -> None:
         unit = part.unit
         assert unit is not None
         template = self._template(chosen)
@@ -161,7 +161,7 @@ class _Composer(Parts):
             self._take(Stretch(begin, start, end, empties), at)
         template.last = self.played[number] = Instance(template.names, template)
 
-    def _spill(self, template: Template) -> None:
+    def _spill(self, template: UnitTemplate) -> None:
         """What the unit before of these rows left alive goes by other names: these are needed again."""
         if (last := template.last) is not None:
             for survivor in last.alive():
@@ -181,7 +181,7 @@ class _Composer(Parts):
         instance.moved[survivor] = fresh = self._new_name(self.roles[name])
         self.renames.extend((name, fresh))
 
-    def _lay_out(self, template: Template) -> None:
+    def _lay_out(self, template: UnitTemplate) -> None:
         template.base = len(self.roles)
         template.names = [template.base + place for place in template.survivors]
         self.roles.extend(self._roles(template))
@@ -206,7 +206,7 @@ class _Composer(Parts):
             if low < high:
                 template.stretches.append((phase, low, high, tuple(e for e in empties if low <= e < high)))
 
-    def _roles(self, template: Template) -> list[Role]:
+    def _roles(self, template: UnitTemplate) -> list[Role]:
         wanted = dict.fromkeys(template.shape.born, Role.TEMPORARIES)
         part = self._traced_part(template)
         for event in self.tape.events[part.start : part.end]:
@@ -214,7 +214,7 @@ class _Composer(Parts):
                 wanted[event.block] = event.role
         return list(wanted.values())
 
-    def _write_gap(self, number: int, part: Part, by_group: dict[int, list[int]]) -> None:
+    def _write_gap(self, number: int, part: RunPart, by_group: dict[int, list[int]]) -> None:
         names: dict[int, int] = {}
         hidden = list(self._hidden_frees(number))
         rows: list[tuple[int, int, int]] = []
@@ -254,7 +254,7 @@ class _Composer(Parts):
         self._literal(rows)
         self.played[number] = Instance([names[block] for block in part.shape.survivors])
 
-    def _write_frees(self, number: int, part: Part) -> None:
+    def _write_frees(self, number: int, part: RunPart) -> None:
         """What the script let go of while a unit was skipped."""
         rows: list[tuple[int, int, int]] = []
         for event in self.tape.events[part.start : part.end]:
@@ -358,7 +358,7 @@ class _Composer(Parts):
             phase = template.phases[-1][1] if template.phases[-1][1] is not Phase.LOAD else phase
         return writer.tape()
 
-    def _gap_rows(self, number: int, part: Part, by_group: dict[int, list[int]]) -> GapRows:
+    def _gap_rows(self, number: int, part: RunPart, by_group: dict[int, list[int]]) -> GapRows:
         events = self.tape.events[part.start : part.end]
         frees: list[list[tuple[int, int]]] = [[] for _ in range(len(events) + 1)]
         own: set[int] = set()
@@ -381,7 +381,7 @@ class _Composer(Parts):
                     frees[0].append(home)
         return GapRows(events, part.shape.survivors, frees)
 
-    def _traced_part(self, template: Template) -> Part:
+    def _traced_part(self, template: UnitTemplate) -> RunPart:
         return next(
             part for part in self.parts
             if part.kind == template.kind and part.structure == template.number and part.unit and part.unit.traced

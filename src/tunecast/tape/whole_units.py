@@ -6,8 +6,8 @@ from array import array
 from itertools import pairwise
 
 from tunecast.tape.op import Free, Phase, Tape, Unit
-from tunecast.tape.units import CALL, FREE_OTHER, GAP, Origin, Origins, Placed, Samples, UnitOrder, shape_of
-from tunecast.tape.whole_parts import Chosen, Part, Template, before, tokens
+from tunecast.tape.units import CALL, FREE_OTHER, GAP, BlockOrigin, Origins, Placed, Samples, UnitOrder, shape_of
+from tunecast.tape.whole_parts import Chosen, RunPart, UnitTemplate, before, tokens
 
 STEPS = ("step", "scaled_step")
 
@@ -20,13 +20,13 @@ class Parts:
         self.origins = Origins()
         self.samples: dict[str, Samples] = {}
         self.phases: dict[tuple[str, int], list[tuple[int, Phase]]] = {}
-        self.parts: list[Part] = []
+        self.parts: list[RunPart] = []
         self.deaths: dict[int, int] = {}
         """Of each block that the script itself let go of, in which part."""
         self.outputs: dict[tuple[str, int], set[int]] = {}
         self.reasons: dict[str, None] = {}
         """What is not shown, a sentence each."""
-        self.templates: dict[tuple[str, int], Template] = {}
+        self.templates: dict[tuple[str, int], UnitTemplate] = {}
         self.home: dict[int, tuple[int, int]] = {}
         """Of a block of the tape: the part it survived, and as the how-manieth."""
         self.chosen: dict[int, Chosen] = {}
@@ -46,7 +46,7 @@ class Parts:
             gap = shape_of(events[end:until], origins)
             origins.add(group, ordinal, gap.survivors)
             order.gap_survivors = len(gap.survivors)
-            self._add(Part(None, group, end, until, gap, step=done))
+            self._add(RunPart(None, group, end, until, gap, step=done))
             phase = gap.phases[-1][1] if gap.phases else phase
             if unit is None:
                 break
@@ -60,15 +60,17 @@ class Parts:
                 self.phases.setdefault((placed.kind, structure), [(0, phase), *shape.phases])
             else:
                 for block, survivor in zip(shape.born, unit.outputs, strict=True):
-                    origins.of[block] = Origin(placed.group, ordinal, survivor)
+                    origins.of[block] = BlockOrigin(placed.group, ordinal, survivor)
                 structure = self._structure_of(placed)
             phase = shape.phases[-1][1] if shape.phases else phase
-            self._add(Part(unit, placed.group, unit.start, unit.end, shape, structure, placed.kind, placed.sizes, done))
+            self._add(
+                RunPart(unit, placed.group, unit.start, unit.end, shape, structure, placed.kind, placed.sizes, done)
+            )
             done += unit.name in STEPS
             order.go_past(unit, placed, structure)
             end, last = unit.end, placed.group
 
-    def _add(self, part: Part) -> None:
+    def _add(self, part: RunPart) -> None:
         number = len(self.parts)
         self.parts.append(part)
         for event in self.tape.events[part.start : part.end]:
@@ -110,7 +112,7 @@ class Parts:
                 target = before(by_group, group, back)
                 claims.update(((target, survivor), number) for survivor in survivors)
 
-    def _chosen(self, part: Part, placed: Placed) -> Chosen:
+    def _chosen(self, part: RunPart, placed: Placed) -> Chosen:
         assert part.unit is not None
         if part.unit.traced and part.kind == placed.kind:
             table = self.samples[part.kind].table(part.structure)
@@ -140,11 +142,11 @@ class Parts:
         """The kind that begins as this one does."""
         return max(self.samples, key=lambda kind: _common(kind, placed.kind))
 
-    def _template(self, chosen: Chosen) -> Template:
+    def _template(self, chosen: Chosen) -> UnitTemplate:
         key = chosen.kind, chosen.structure
         found = self.templates.get(key)
         if found is None:
-            found = self.templates[key] = Template(*key, self.samples[chosen.kind], self.phases[key])
+            found = self.templates[key] = UnitTemplate(*key, self.samples[chosen.kind], self.phases[key])
         return found
 
     # ------------------------------------------------------------------ gaps
@@ -168,7 +170,7 @@ class Parts:
                     f"after {kind.partition(' of ')[0]} the script does something else where it is skipped"
                 ] = None
 
-    def _own_rows(self, part: Part) -> tuple[bytes, list[tuple[int, tuple[int, ...]]]]:
+    def _own_rows(self, part: RunPart) -> tuple[bytes, list[tuple[int, tuple[int, ...]]]]:
         """What a gap does with its own blocks; and the frees of others that no output is, each with how many rows came
         before."""
         own = array("q")

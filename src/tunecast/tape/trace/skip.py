@@ -29,7 +29,7 @@ from tunecast.tape.units import (
     BACKWARD,
     CALL,
     GAP,
-    Origin,
+    BlockOrigin,
     Origins,
     Placed,
     Samples,
@@ -291,7 +291,7 @@ class Skipper:
                 ledger._blocks[number] = Block(storage.nbytes(), "", self.scopes.phase, True, 0)
                 ledger._events.append(number)
                 ledger._watch(storage, number)
-                self._origins.of[number] = Origin(placed.group, ordinal, survivor)
+                self._origins.of[number] = BlockOrigin(placed.group, ordinal, survivor)
         own = placed.sizes if name == CALL else ()
         survivors = tuple(survivor for survivor, _ in outputs)
         unit = Unit(name, detail, self._unit_start, len(ledger._events), traced, own, keeps_graph, survivors)

@@ -48,7 +48,7 @@ class OutputPlan(NamedTuple):
         return (description(self.skeleton), *plain)
 
 
-class Place(NamedTuple):
+class OutputPlace(NamedTuple):
     """Of a tensor in a skeleton."""
 
     number: int
@@ -61,7 +61,7 @@ def plan_outputs(
     tensors: list[TensorPlan] = []
     by_input = {id(tensor): number for number, tensor in enumerate(inputs)}
 
-    def plan(tensor: torch.Tensor) -> Place:
+    def plan(tensor: torch.Tensor) -> OutputPlace:
         if id(tensor) in by_input:
             source = ("input", by_input[id(tensor)])
         else:
@@ -76,7 +76,7 @@ def plan_outputs(
         if tensor.numel() and tensor.stride() != strides_of(shape, order) and source[0] != "input":
             raise NotStubbed("an output has gaps")
         tensors.append(TensorPlan(shape, order, tensor.dtype, tensor.device, tensor.requires_grad, source))
-        return Place(len(tensors) - 1)
+        return OutputPlace(len(tensors) - 1)
 
     return OutputPlan(rebuilt(result, lambda v: isinstance(v, torch.Tensor), plan), tuple(tensors))
 
@@ -93,7 +93,7 @@ def rebuilt(value: Any, is_leaf: Callable[[Any], bool], replace: Callable[[Any],
     """The same containers and objects with other leaves."""
     if is_leaf(value):
         return replace(value)
-    if isinstance(value, (*PLAIN, Place)):
+    if isinstance(value, (*PLAIN, OutputPlace)):
         return value
     if isinstance(value, dict):
         made = copy.copy(value)
@@ -118,7 +118,7 @@ def rebuilt(value: Any, is_leaf: Callable[[Any], bool], replace: Callable[[Any],
 
 def description(value: Any) -> Any:
     """Types and places: equal for skeletons that are alike."""
-    if isinstance(value, (*PLAIN, Place)):
+    if isinstance(value, (*PLAIN, OutputPlace)):
         return repr(value)
     if isinstance(value, dict):
         return (type(value).__qualname__, tuple((str(k), description(v)) for k, v in value.items()))
@@ -218,4 +218,4 @@ def make_outputs(plan: OutputPlan, inputs: Sequence[torch.Tensor]) -> tuple[Any,
                 made[number] = inputs[tensor.source[1]]
             else:
                 keep(number, empty(tensor))
-    return rebuilt(plan.skeleton, lambda v: isinstance(v, Place), lambda place: made[place.number]), bound
+    return rebuilt(plan.skeleton, lambda v: isinstance(v, OutputPlace), lambda place: made[place.number]), bound
