@@ -247,3 +247,19 @@ def test_too_few_steps_are_told(shell: Any, answer: dict[str, Any]) -> None:
 def test_ranks_are_told(shell: Any) -> None:
     _, out, _ = shell("--json", "--nproc-per-node", "8", "--nnodes", "2", "--", "train.py")
     assert "rank 0 of 16 processes, 8 on each machine" in json.loads(out)["assumptions"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "given", "reason"),
+    [
+        (("--steps", "3"), {}, "the first 3 steps of the script, as --steps asked"),
+        ((), {"too_long": True}, "the first 3 steps of the script, which was stopped since it took too long"),
+    ],
+)
+def test_a_script_that_had_not_ended_is_an_estimate(
+    shell: Any, answer: dict[str, Any], flags: tuple[str, ...], given: dict[str, Any], reason: str
+) -> None:
+    answer.update(given, finished=False)
+    said = json.loads(shell("--json", *flags, "--", "train.py")[1])
+    assert (said["trace"]["word"], said["exactness"]) == ("estimate", "estimate")
+    assert any(each.startswith(reason) for each in said["reasons"])

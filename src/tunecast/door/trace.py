@@ -1,4 +1,4 @@
-"""The GPU memory of a training script: its first steps, run as they are on tensors without contents."""
+"""The GPU memory of a training script: its whole run on tensors without contents, or its first steps."""
 
 from __future__ import annotations
 
@@ -138,7 +138,8 @@ def trace(
     """`command` as it is started: `["train.py", "--epochs", "3"]`, also after python, torchrun or accelerate launch.
 
     gpu             the card to run on
-    steps           optimizer steps to take before the script is stopped; 0: until it ends
+    steps           optimizer steps to take before the script is stopped; 0: until it ends, every one traced; None:
+                    until it ends, and steps like others already traced are replayed
     nproc_per_node  processes on each machine, `nnodes` machines; win over the launcher's
     accelerate      the YAML of `accelerate config`
     allocator       native or expandable_segments; None: as PYTORCH_ALLOC_CONF says

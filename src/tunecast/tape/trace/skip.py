@@ -74,6 +74,10 @@ class Skipper:
     def skipped(self) -> int:
         return sum(not unit.traced for unit in self.units)
 
+    @property
+    def skips(self) -> bool:
+        return any(not unit.traced for unit in self.units)
+
     # ------------------------------------------------------------------ hooks into torch
 
     def install(self) -> None:
