@@ -28,6 +28,7 @@ from tunecast.records import NamedTuple, dataclass, replace
 from tunecast.report.draw.figures import Figures, PhasePeak, grouped_blocks
 from tunecast.report.run.on_card import run_figures
 from tunecast.result import Result
+from tunecast.tape.compose import NotComposable
 from tunecast.tape.op import Tape
 from tunecast.tape.trace.interpreter import has_torch, tracing_python
 from tunecast.tape.trace.limits import TraceLimits
@@ -157,8 +158,13 @@ def trace(
     configured = settings_from_alloc_conf(conf) if conf else None
     known, interpreter = _configs(names(models)), _python(launch, python)
     with _environment(launch.environment):
-        tape, answer = _traced(launch, card, steps, known, interpreter, limits or TraceLimits(), progress)
-    run = script_run(tape, answer, steps)
+        asked = (launch, card, steps, known, interpreter, limits or TraceLimits(), progress)
+        tape, answer = _traced(*asked)
+        try:
+            run = script_run(tape, answer, steps)
+        except NotComposable as error:
+            tape, answer = _traced(*asked, skips=False)
+            run = script_run(tape, replace(answer, all_traced=str(error)), steps)
     whole = replace(tape, guesses=(*tape.guesses, *answer.untraced, *run.guesses))
     held = _on_card(whole, run, card, allocator, configured, capacity, reserve, _others(launch, card))
     found = ScriptTrace(
@@ -240,11 +246,13 @@ def _traced(
     python: str,
     limits: TraceLimits,
     progress: Callable[[float], None] | None,
+    *,
+    skips: bool = True,
 ) -> tuple[Tape, Answer]:
     try:
         return trace_script(
             launch.script, launch.args, card_of(gpu), as_module=launch.as_module, steps=steps or 0, whole=steps is None,
-            nproc_per_node=launch.nproc_per_node or 1, nnodes=launch.nnodes or 1, models=models, python=python,
+            skips=skips, nproc_per_node=launch.nproc_per_node or 1, nnodes=launch.nnodes or 1, models=models, python=python,
             limits=limits, progress=progress,
         )  # fmt: skip
     except TunecastError as error:

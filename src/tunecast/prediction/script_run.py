@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tunecast.prediction.memory.replay import Replay
+from tunecast.prediction.memory.allocator import AllocatorSettings
+from tunecast.prediction.memory.replay import Replay, take
 from tunecast.records import NamedTuple
-from tunecast.tape.compose import Composed
+from tunecast.tape.compose import Composed, NotComposable
 from tunecast.tape.op import Op, Tape
 from tunecast.tape.program import Program, program
 from tunecast.tape.trace.request import Answer
@@ -43,7 +44,10 @@ class WholeScript(NamedTuple):
 
 
 def script_run(tape: Tape, answer: Answer, asked: int | None) -> WholeScript:
-    """`asked`: for how many steps; 0 for all of them, None for the whole run with what can be skipped skipped."""
+    """Raises `NotComposable` where what was skipped does not fit what was traced.
+
+    `asked`: for how many steps; 0 for all of them, None for the whole run with what can be skipped skipped.
+    """
     steps = answer.steps
     guesses = [] if answer.finished or answer.error is not None else [_unfinished(answer, asked)]
     if not answer.skipped:
@@ -52,7 +56,11 @@ def script_run(tape: Tape, answer: Answer, asked: int | None) -> WholeScript:
         if answer.all_traced:
             told += f": {answer.all_traced}"
         return WholeScript(program(tape), tuple(guesses), told, steps)
-    run = whole_run(tape)
+    try:
+        run = whole_run(tape)
+        take(run.rows, AllocatorSettings(), None)
+    except (ArithmeticError, AssertionError, LookupError, StopIteration, ValueError) as error:
+        raise NotComposable("the skipped steps cannot be put together") from error
     guesses += run.not_shown[:MOST_REASONS]
     replayed = run.steps - run.traced_steps
     which = "all" if answer.finished else "the first"

@@ -119,6 +119,11 @@ class Parts:
             number = next(n for n, (v, s) in enumerate(table.samples) if v == part.sizes and s == part.shape.sizes)
             return Chosen(part.kind, part.structure, table.of_sample(number), placed.group)
         samples = self.samples.get(placed.kind)
+        if samples is not None and not part.unit.traced and part.kind == placed.kind and part.structure >= 0:
+            # as was shown when it was skipped: later ones may do something else, of layers no longer frozen for example
+            sizes = samples.table(part.structure).at(placed.sizes)
+            if sizes is not None:
+                return Chosen(part.kind, part.structure, sizes, placed.group)
         found = None if samples is None else samples.sizes_at(placed.sizes)
         if samples is not None and found is None and part.unit.traced and samples.seen:
             # traced, but where earlier gradients were skipped: what it does with them there has its own formulas

@@ -85,6 +85,7 @@ def trace_script(
     as_module: bool = False,
     steps: int = 3,
     whole: bool = False,
+    skips: bool = True,
     nproc_per_node: int = 1,
     nnodes: int = 1,
     models: Mapping[str, Mapping[str, Any]] | None = None,
@@ -92,8 +93,8 @@ def trace_script(
     limits: TraceLimits | None = None,
     progress: Progress | None = None,
 ) -> tuple[Tape, Answer]:
-    """The tape of the first steps of an unmodified training script, or of its `whole` run, most of it skipped
-    (tape/whole_run.py) and no longer than it may take; and what could not be traced."""
+    """The tape of the first steps of an unmodified training script, or of its `whole` run, most of it skipped where it
+    `skips` (tape/whole_run.py) and no longer than it may take; and what could not be traced."""
     limits = limits or TraceLimits()
 
     def ask(skips: bool) -> tuple[Tape | None, Answer]:
@@ -115,7 +116,7 @@ def trace_script(
             )
             return _ask(request, python, limits, progress, quiet=False)
 
-    tape, answer = ask(skips=whole)
+    tape, answer = ask(skips=whole and skips)
     if answer.error is not None and answer.skipped:  # perhaps for what the skipped calls returned
         tape, answer = ask(skips=False)
         answer = replace(answer, all_traced="the script fails where calls of the model are skipped")

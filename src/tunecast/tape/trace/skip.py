@@ -115,6 +115,8 @@ class Skipper:
             if not self._takes_calls():
                 return call(module, *args, **kwargs)
             self._before_call()
+            if self.enabled and self._order.traced_backwards and torch.is_grad_enabled() and _lost_gradients(module):
+                self.refuse("the script lets go of gradients in another way than zero_grad")
             key = self._key(module, args, kwargs)
 
             def run() -> Any:
@@ -395,7 +397,7 @@ class Skipper:
         leaves, tree = tree_flatten((args, kwargs))
         kind: list[Any] = [
             id(module), torch.is_grad_enabled(), module.training, str(tree), torch.is_autocast_enabled("cuda"),
-            str(torch.get_autocast_dtype("cuda")),
+            str(torch.get_autocast_dtype("cuda")), _state(module),
         ]  # fmt: skip
         sizes: list[int] = []
         inputs: list[torch.Tensor] = []
@@ -413,6 +415,17 @@ class Skipper:
                 kind.append(type(leaf).__qualname__)
                 understood = False
         return CallKey(tuple(map(str, kind)), tuple(sizes), inputs, understood)
+
+
+def _state(module: torch.nn.Module) -> int:
+    """What a script may change between two calls: layers that are frozen, converted, or left out of training."""
+    kept = [(each.requires_grad, each.dtype, each.device.type) for each in module.parameters()]
+    return hash((*kept, *[each.training for each in module.modules()]))
+
+
+def _lost_gradients(module: torch.nn.Module) -> bool:
+    trained = [each for each in module.parameters() if each.requires_grad]
+    return bool(trained) and all(each.grad is None for each in trained)
 
 
 def _shows(samples: Samples, sizes: tuple[int, ...]) -> bool:
