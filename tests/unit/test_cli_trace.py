@@ -38,7 +38,7 @@ def asked() -> dict[str, Any]:
 @pytest.fixture
 def answer() -> dict[str, Any]:
     """Fields of its answer, for a test to change; `raise` is raised instead."""
-    return {"steps": 3}
+    return {"steps": 3, "finished": True}
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def test_a_script_and_its_arguments(shell: Any, asked: dict[str, Any]) -> None:
     code, out, err = shell("--gpu", "4090", "--", "train.py", "--gpu", "none", "--", "x")
     assert (code, err) == (0, "")
     assert (asked["script"], asked["args"]) == ("train.py", ("--gpu", "none", "--", "x"))
-    assert (asked["steps"], asked["nproc_per_node"], asked["nnodes"], asked["as_module"]) == (3, 1, 1, False)
+    assert (asked["whole"], asked["nproc_per_node"], asked["nnodes"], asked["as_module"]) == (True, 1, 1, False)
     assert asked["card"].capability == (8, 9)
     assert out.startswith("train.py --gpu none -- x on 1 x RTX 4090: fits, ")
     assert "How far to trust this: RTX 4090: not measured; like cases: memory " in out
@@ -83,7 +83,7 @@ def test_a_script_and_its_arguments(shell: Any, asked: dict[str, Any]) -> None:
 def test_what_is_asked_for(shell: Any, asked: dict[str, Any]) -> None:
     shell("--steps", "all", "--nproc-per-node", "8", "--nnodes", "2", "--time-limit", "5", "--memory-limit", "2",
           "--python", "theirs", "--", "-m", "pkg.train", "a")  # fmt: skip
-    assert (asked["steps"], asked["nproc_per_node"], asked["nnodes"]) == (0, 8, 2)
+    assert (asked["steps"], asked["whole"], asked["nproc_per_node"], asked["nnodes"]) == (0, False, 8, 2)
     assert (asked["script"], asked["as_module"], asked["args"]) == ("pkg.train", True, ("a",))
     assert (asked["limits"].seconds, asked["limits"].memory_bytes) == (5, 2 * GIB)
     assert asked["python"] == "theirs"
@@ -280,7 +280,7 @@ def test_too_few_steps_are_told(shell: Any, answer: dict[str, Any]) -> None:
     answer.update(steps=1, finished=True)
     _, out, _ = shell("--json", "--", "train.py")
     said = json.loads(out)
-    assert "all 1 optimizer steps of the script" in said["assumptions"]
+    assert "all 1 optimizer steps of the script, every one traced" in said["assumptions"]
     assert any("took one optimizer step" in warning for warning in said["warnings"])
 
 
@@ -313,3 +313,19 @@ def test_one_card_a_process_or_several_cards_in_one(shell: Any, asked: dict[str,
 def test_ranks_are_told(shell: Any) -> None:
     _, out, _ = shell("--json", "--nproc-per-node", "8", "--nnodes", "2", "--", "train.py")
     assert "rank 0 of 16 processes, 8 on each machine" in json.loads(out)["assumptions"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "given", "reason"),
+    [
+        (("--steps", "3"), {}, "the first 3 steps of the script, as --steps asked"),
+        ((), {"too_long": True}, "the first 3 steps of the script, which was stopped since it took too long"),
+    ],
+)
+def test_a_script_that_had_not_ended_is_an_estimate(
+    shell: Any, answer: dict[str, Any], flags: tuple[str, ...], given: dict[str, Any], reason: str
+) -> None:
+    answer.update(given, finished=False)
+    said = json.loads(shell("--json", *flags, "--", "train.py")[1])
+    assert (said["trace"]["word"], said["exactness"]) == ("estimate", "estimate")
+    assert any(each.startswith(reason) for each in said["reasons"])

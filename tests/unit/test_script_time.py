@@ -11,7 +11,14 @@ from tunecast.prediction.prediction import Prediction
 from tunecast.prediction.price.host import DEFAULT_HOST
 from tunecast.prediction.time.ranges import BANDS, UNSEEN, TimeBand
 from tunecast.prediction.time.runtime import step_time
-from tunecast.prediction.time.script_time import OF_A_SCRIPT, ScriptClock, StepCount, code_lines, whole_steps
+from tunecast.prediction.time.script_time import (
+    OF_A_SCRIPT,
+    REPLAYED,
+    ScriptClock,
+    StepCount,
+    code_lines,
+    whole_steps,
+)
 from tunecast.tape.op import Begin, Event, Op, Phase, Tape
 from tunecast.tape.step import step_of
 from tunecast.units import GB
@@ -37,7 +44,7 @@ def priced(of: Tape) -> Prediction:
 def test_the_mean_of_all_whole_steps_but_the_first() -> None:
     """The last has no optimizer's part: the trace ended in it."""
     whole = tape(*step(0, 500), *step(1, 10), *step(2, 30), Begin(Phase.FORWARD, 3), Op("aten.add", read_bytes=GB))
-    assert [len(events) for events in whole_steps(whole)] == [6, 6]
+    assert [len(events) for events in whole_steps(whole).values()] == [6, 6]
     told = priced(whole)
     assert told.time is not None
     seconds = [step_time(step_of(step(1, size), None), CARD, DEFAULT_HOST).step_s for size in (10, 30)]
@@ -49,6 +56,15 @@ def test_the_mean_of_all_whole_steps_but_the_first() -> None:
     assert told.time.high_s / told.time.step_s - 1 > unseen.above - 1e-9
     assert sum(told.time.breakdown_s.values()) == pytest.approx(told.time.step_s)
     assert told.assumptions[-1] == OF_A_SCRIPT
+
+
+def test_traced_steps_weigh_as_many_as_they_stand_for() -> None:
+    whole = tape(*step(0, 500), *step(1, 10), *step(2, 30))
+    seconds = [step_time(step_of(step(1, size), None), CARD, DEFAULT_HOST).step_s for size in (10, 30)]
+    timing = ScriptClock(whole, stands_for={0: 0, 1: 9, 2: 1}).timing(CARD)
+    assert timing.time is not None
+    assert timing.time.step_s == pytest.approx((9 * seconds[0] + seconds[1]) / 10)
+    assert timing.assumptions[-1] == REPLAYED
 
 
 def test_a_single_step_stands_for_itself() -> None:

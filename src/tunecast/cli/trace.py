@@ -12,7 +12,7 @@ from tunecast.cli.arguments import Parser, add_output_flags, add_tracing_flags, 
 from tunecast.cli.files import require_writable, write_asked
 from tunecast.cli.pages import provenance
 from tunecast.cli.terminal import Progress, terminal_of
-from tunecast.door.trace import DEFAULT_GPU, DEFAULT_STEPS, ScriptTrace, trace
+from tunecast.door.trace import DEFAULT_GPU, ScriptTrace, trace
 from tunecast.errors import DoesNotFit, NotResolved, UsageError, printable_lines
 from tunecast.hardware.spec import card_name
 from tunecast.prediction.evidence import evidence_for
@@ -27,10 +27,10 @@ from tunecast.units import GIB, gib
 
 USAGE = "tunecast trace [options] -- train.py ARGS..."
 DESCRIPTION = """\
-The GPU memory of your own training script: its first optimizer steps are run as they are, on tensors without contents,
-and every allocation is recorded with the line that made it. Needs no GPU, no weights and no network, and writes
-nothing into your folders. torch 2.8 or newer; plain loops, Trainer, TRL, accelerate, DeepSpeed, Lightning Fabric.
-Launchers and shell scripts after -- are read, not run."""
+The GPU memory of your own training script: it is run to its end on tensors without contents, and every allocation is
+recorded with the line that made it; steps like others already traced are replayed. Needs no GPU, no weights and no
+network, and writes nothing into your folders. torch 2.8 or newer; plain loops, Trainer, TRL, accelerate, DeepSpeed,
+Lightning Fabric. Launchers and shell scripts after -- are read, not run."""
 EPILOG = """\
 examples:
   tunecast trace -- train.py --epochs 3
@@ -65,8 +65,9 @@ def parser() -> Parser:
 def add_script_flags(parser: argparse._ActionsContainer) -> None:
     """How a script is run, for every command that traces one."""
     parser.add_argument(
-        "--steps", metavar="N|all", type=steps, default=DEFAULT_STEPS,
-        help=f"optimizer steps to take before stopping the script (default: {DEFAULT_STEPS}); all: let it end",
+        "--steps", metavar="N|all", type=steps,
+        help="stop the script after N optimizer steps; all: trace every step of it (default: the whole run, of which "
+        "steps alike are replayed)",
     )  # fmt: skip
     parser.add_argument(
         "--total-steps", metavar="N", type=count, help="optimizer steps of the whole run, where the script says none"

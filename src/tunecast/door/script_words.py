@@ -27,11 +27,8 @@ def of_several_cards(on_cards: Mapping[int, OnCard], gpus: int | None) -> list[s
     return told
 
 
-def assumptions_of(
-    launch: ScriptLaunch, answer: Answer, gpu: str | None, conf: str | None, reserve_bytes: int
-) -> list[str]:
-    which = "all" if answer.finished else "the first"
-    told = [f"{which} {answer.steps} optimizer steps of the script"]
+def assumptions_of(launch: ScriptLaunch, gpu: str | None, conf: str | None, reserve_bytes: int) -> list[str]:
+    told = []
     world = (launch.nproc_per_node or 1) * (launch.nnodes or 1)
     if world > 1:
         told.append(f"rank 0 of {world} processes, {launch.nproc_per_node} on each machine")

@@ -1,4 +1,4 @@
-"""The GPU memory of a training script: its first steps, run as they are on tensors without contents."""
+"""The GPU memory of a training script: its whole run on tensors without contents, or its first steps."""
 
 from __future__ import annotations
 
@@ -33,12 +33,14 @@ from tunecast.prediction.memory.allocator import AllocatorSettings, settings_fro
 from tunecast.prediction.modelled import card_of
 from tunecast.prediction.on_card import OnCard, allocator_settings, on_card
 from tunecast.prediction.prediction import Prediction, memory_of
+from tunecast.prediction.script_run import WholeScript, replace_rows, script_run
 from tunecast.prediction.time.script_time import ScriptClock, StepCount
 from tunecast.records import NamedTuple, dataclass, replace
 from tunecast.report.draw.figures import Figures, PhasePeak, grouped_blocks
 from tunecast.report.run.on_card import run_figures
 from tunecast.result import Result
 from tunecast.tape.cards import tapes_by_card
+from tunecast.tape.compose import NotComposable
 from tunecast.tape.op import COLLECTIVES, Tape
 from tunecast.tape.trace.facts import SettingOverride
 from tunecast.tape.trace.interpreter import has_torch, tracing_python
@@ -46,7 +48,6 @@ from tunecast.tape.trace.limits import TraceLimits
 from tunecast.tape.trace.request import Answer
 from tunecast.tape.trace.run import ScriptFailed, trace_script
 
-DEFAULT_STEPS = 3
 ALLOC_CONF = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """The newer name wins where both are set."""
 MOST_BLOCKS = 20
@@ -90,8 +91,12 @@ class TraceDetails(Result):
     word: str
     """exact, or estimate where anything was guessed or could not be traced."""
     steps: int
+    """Optimizer steps of the run."""
+    traced_steps: int
+    replayed_steps: int
+    """Of these: every operation followed; put together from others of their kind."""
     finished: bool
-    """The script ended by itself; else it was stopped after the steps asked for."""
+    """The script ended by itself; else it was stopped after the steps asked for, or since it took too long."""
     error: str | None
     """What it raised after at least one whole step."""
     untraced: tuple[str, ...]
@@ -109,34 +114,36 @@ class ScriptTrace(Prediction):
     KEYS: ClassVar[tuple[str, ...]] = (*Prediction.KEYS, "trace")
 
     def __init__(
-        self, tracer: ScriptTracer, tape: Tape, answer: Answer, traced_on: Gpu, gpu: Gpu, cluster: Cluster | None,
-        clock: ScriptClock | None = None,
+        self, tracer: ScriptTracer, tape: Tape, run: WholeScript, answer: Answer, traced_on: Gpu, gpu: Gpu,
+        cluster: Cluster | None, clock: ScriptClock | None = None,
     ) -> None:  # fmt: skip
         self.tracer, self.launch, self.answer = tracer, tracer.launch, answer
         self.traced_on, self.gpu_given = traced_on, tracer.gpu is not None
-        self._script = tape
-        self._script_clock = clock or ScriptClock(self._script, tracer.step_count(answer), tracer.processes)
-        self.on_cards = tracer.on_cards(tape, answer, gpu, cluster)
+        self._script, self.run, self.replayed_steps = tape, run, run.replayed_steps
+        self._script_clock = clock or ScriptClock(
+            self._script, tracer.step_count(answer), tracer.processes, run.stands_for
+        )
+        self.on_cards = tracer.on_cards(tape, run, answer, gpu, cluster)
         """By the number of the card; `on_card` is the fullest of them."""
         super().__init__(
             None,
             None,
             max(self.on_cards.values(), key=lambda one: (not one.fits, one.device.nbytes)),
-            assumptions=[*tracer.assumptions(answer), *of_several_cards(self.on_cards, tracer.gpus)],
+            assumptions=[run.told, *tracer.assumptions(), *of_several_cards(self.on_cards, tracer.gpus)],
             warnings=warnings_of(answer),
             clock=None if len(self.on_cards) > 1 else lambda _: self._script_clock.timing(gpu, cluster),
         )
 
     def on(self, gpu: Gpu, cluster: Cluster | None = None) -> ScriptTrace:
         """The same trace on other cards: their memory, their speed, the kernels of the card it was traced on."""
-        tracer = replace(self.tracer, gpu=gpu.name)
-        return ScriptTrace(tracer, self._script, self.answer, self.traced_on, gpu, cluster, self._script_clock)
+        tracer, clock = replace(self.tracer, gpu=gpu.name), self._script_clock
+        return ScriptTrace(tracer, self._script, self.run, self.answer, self.traced_on, gpu, cluster, clock)
 
     def of_one_epoch(self) -> ScriptTrace:
         """The same, taken to end after one epoch of its data where nothing says when it ends."""
         tracer = replace(self.tracer, one_epoch=True)
         held = self.on_card
-        return ScriptTrace(tracer, self._script, self.answer, self.traced_on, held.gpu, held.cluster)
+        return ScriptTrace(tracer, self._script, self.run, self.answer, self.traced_on, held.gpu, held.cluster)
 
     def is_same_on(self, gpu: Gpu) -> bool:
         """Whether a trace on that card would be this one: kernels look at its capability and size, and this script
@@ -167,6 +174,8 @@ class ScriptTrace(Prediction):
         return TraceDetails(
             figures.word,
             answer.steps,
+            answer.steps - self.replayed_steps,
+            self.replayed_steps,
             answer.finished,
             answer.error,
             tuple(answer.untraced),
@@ -192,7 +201,7 @@ def trace(
     command: Sequence[str],
     *,
     gpu: str | None = None,
-    steps: int = DEFAULT_STEPS,
+    steps: int | None = None,
     nproc_per_node: int | None = None,
     nnodes: int | None = None,
     gpus: int | None = None,
@@ -209,7 +218,8 @@ def trace(
     """`command` as it is started: `["train.py", "--epochs", "3"]`, also after python, torchrun or accelerate launch.
 
     gpu             the card to run on
-    steps           optimizer steps to take before the script is stopped; 0: until it ends
+    steps           optimizer steps to take before the script is stopped; 0: until it ends, every one traced; None:
+                    until it ends, and steps like others already traced are replayed
     nproc_per_node  processes on each machine, `nnodes` machines; win over the launcher's
     gpus            cards that one process sees: device_map, model parallelism, nn.DataParallel
     accelerate      the YAML of `accelerate config`
@@ -259,7 +269,8 @@ class ScriptTracer:
     launch: ScriptLaunch
     gpu: str | None
     """As it was named; None: no card was."""
-    steps: int
+    steps: int | None
+    """To take; 0: all, every one traced; None: all, and those like others already traced are replayed."""
     allocator: str | None
     conf: str | None
     """The allocator's configuration in the environment, and what it says."""
@@ -296,14 +307,18 @@ class ScriptTracer:
         """With further arguments on its command line, and other values of what it sets itself. `again`: what it prints
         was shown before."""
         launch = replace(self.launch, args=(*self.launch.args, *more_args))
-        tape, answer = _traced(
-            launch, card, self.steps, self.gpus or 1, self.models, overrides, self.python, self.limits, progress, again
-        )
+        asked = (launch, card, self.steps, self.gpus or 1, self.models, overrides, self.python, self.limits, progress)
+        tape, answer = _traced(*asked, again)
         if answer.launches and self.launchers_followed < MOST_LAUNCHES:
             return self._following(launch, answer).trace(card, overrides=overrides, progress=progress, again=again)
+        try:
+            run = script_run(tape, answer, self.steps)
+        except NotComposable as error:
+            tape, answer = _traced(*asked, quiet=True, skips=False)
+            run = script_run(tape, replace(answer, all_traced=str(error)), self.steps)
         unseen = () if self.gpus else _cards_unseen(launch)
-        whole = replace(tape, guesses=(*tape.guesses, *answer.untraced, *unseen))
-        return ScriptTrace(self, whole, answer, card, card, _others(launch, card))
+        whole = replace(tape, guesses=(*tape.guesses, *answer.untraced, *run.guesses, *unseen))
+        return ScriptTrace(self, whole, run, answer, card, card, _others(launch, card))
 
     def _following(self, launch: ScriptLaunch, answer: Answer) -> ScriptTracer:
         """The script is a launcher: what it would start is traced instead."""
@@ -312,20 +327,21 @@ class ScriptTracer:
         more = self.launchers_followed + 1
         return replace(self, launch=inner, conf=conf, configured=configured, launchers_followed=more)
 
-    def on_cards(self, tape: Tape, answer: Answer, gpu: Gpu, cluster: Cluster | None) -> dict[int, OnCard]:
+    def on_cards(
+        self, tape: Tape, run: WholeScript, answer: Answer, gpu: Gpu, cluster: Cluster | None
+    ) -> dict[int, OnCard]:
         """By the number of the card, of one process that uses several."""
         tapes, missing = tapes_by_card(tape), unresolved(tape, answer)
         others = cluster or _exchange(tapes, gpu)
+        limits = self.allocator, self.configured, self.capacity_bytes, self.reserve_bytes, others
+        runs = {number: run if len(tapes) == 1 else replace_rows(run, each) for number, each in tapes.items()}
         return {
-            number: replace(
-                _on_card(each, gpu, self.allocator, self.configured, self.capacity_bytes, self.reserve_bytes, others),
-                unresolved=missing,
-            )
+            number: replace(_on_card(each, runs[number], gpu, *limits), unresolved=missing)
             for number, each in tapes.items()
         }
 
-    def assumptions(self, answer: Answer) -> list[str]:
-        return assumptions_of(self.launch, answer, self.gpu, self.conf, self.reserve_bytes)
+    def assumptions(self) -> list[str]:
+        return assumptions_of(self.launch, self.gpu, self.conf, self.reserve_bytes)
 
     def step_count(self, answer: Answer) -> StepCount:
         """Counted, where the script ran to its end; else as the user, then as its trainer says."""
@@ -424,7 +440,7 @@ def _python(launch: ScriptLaunch, given: str | None) -> str:
 def _traced(
     launch: ScriptLaunch,
     gpu: Gpu,
-    steps: int,
+    steps: int | None,
     gpus: int,
     models: Mapping[str, Any],
     overrides: Sequence[SettingOverride],
@@ -432,11 +448,12 @@ def _traced(
     limits: TraceLimits,
     progress: Callable[[float], None] | None,
     quiet: bool,
+    skips: bool = True,
 ) -> tuple[Tape, Answer]:
     try:
         return trace_script(
-            launch.script, launch.args, card_of(gpu), as_module=launch.as_module, steps=steps,
-            nproc_per_node=launch.nproc_per_node or 1, nnodes=launch.nnodes or 1, gpus=gpus,
+            launch.script, launch.args, card_of(gpu), as_module=launch.as_module, steps=steps or 0, whole=steps is None,
+            skips=skips, nproc_per_node=launch.nproc_per_node or 1, nnodes=launch.nnodes or 1, gpus=gpus,
             rank_variables=launch.rank_variables, environment=launch.environment, cwd=launch.folder, models=models,
             overrides=overrides, python=python, limits=limits, progress=progress, quiet=quiet,
         )  # fmt: skip
@@ -471,6 +488,7 @@ def _card_memory(card: int, held: OnCard) -> CardMemory:
 
 def _on_card(
     tape: Tape,
+    run: WholeScript,
     gpu: Gpu,
     allocator: str | None,
     configured: AllocatorSettings | None,
@@ -486,9 +504,13 @@ def _on_card(
             oldest_segment_first=settings.oldest_segment_first,
             capacity_is_physical=settings.capacity_is_physical,
         )
-    return on_card(
-        tape, gpu, settings, capacity_bytes, reserve_bytes, cluster=cluster, managed_bytes=tape.managed_bytes
-    )
+    held = on_card(
+        tape, gpu, settings, capacity_bytes, reserve_bytes, cluster=cluster, managed_bytes=tape.managed_bytes,
+        script=run.rows,
+    )  # fmt: skip
+    if run.whole is None:
+        return held
+    return replace(held, make_tape=lambda: run.tape_of(held.shown) or tape, find_op=run.op_without_room)
 
 
 def _configured(launch: ScriptLaunch, allocator: str | None) -> tuple[str | None, AllocatorSettings | None]:

@@ -9,6 +9,7 @@ on_card.py     A tape on a card: replayed without limit, on the card, and under 
 prediction.py  One value from a job to its answer, which every command, every report and Python read
                (`tunecast.prediction/1`)
 remedies.py    Which engine a refusal may send somebody to: only one that answers the job
+script_run.py  The run of a traced script as it is replayed, and in words what was traced of it
 spreading.py   Which ways of spreading a job over cards the closed form knows; the rest is refused with a remedy
 traced.py      A job's prediction by the traced engine: find the model, trace its training, replay the tape on the
                card

@@ -21,7 +21,7 @@ from tunecast.job.stacks import DEFAULT_STACK, stack_of
 from tunecast.prediction.memory.allocator import AllocatorSettings, takes_oldest_segment_first
 from tunecast.prediction.memory.nccl import NONE as NO_BUFFERS
 from tunecast.prediction.memory.nccl import NcclBuffers, nccl_bytes
-from tunecast.prediction.memory.needs import Peak, least_beside, peak, smallest_capacity_bytes
+from tunecast.prediction.memory.needs import Peak, least_beside, op_before, peak, smallest_capacity_bytes
 from tunecast.prediction.memory.pages import pages_bytes
 from tunecast.prediction.memory.ranges import Basis, device_was_measured, range_of
 from tunecast.prediction.memory.replay import AtPeak, LongReplays, Replay, Replays, ReplaySpread, one_of, rows_of
@@ -31,7 +31,7 @@ from tunecast.prediction.verdict import Room, Verdict, room_within
 from tunecast.records import NamedTuple, dataclass, replace
 from tunecast.tape.compose import Composed
 from tunecast.tape.fold import Folded
-from tunecast.tape.op import Tape
+from tunecast.tape.op import Op, Tape
 from tunecast.tape.program import Program
 from tunecast.units import MIB, gib
 
@@ -107,6 +107,8 @@ class OnCard:
     """Of an engine that generates on the card the model trains on."""
     unresolved: str = ""
     """Why the tape is not of the whole run, where it is not."""
+    find_op: Callable[[Replay], Op | None] | None = None
+    """The operation whose request found no room, where the tape is not the run."""
 
     @property
     def program(self) -> Program | Composed:
@@ -209,6 +211,16 @@ class OnCard:
         """Every event of the run, for reports that name modules and operations."""
         return self.make_tape()
 
+    @property
+    def op_without_room(self) -> Op | None:
+        """What made the request that found no room."""
+        end = self.limited.out_of_memory
+        if end is None:
+            return None
+        if self.find_op is not None:
+            return self.find_op(self.limited)
+        return op_before(self.tape, end.request) if self.is_on_tape else None
+
     @cached_property
     def at_peak(self) -> AtPeak:
         return self.runs.at_peak(self.shown, self._shown_within)
@@ -225,7 +237,7 @@ class OnCard:
     def peak(self) -> Peak:
         """`at_peak` with modules and blocks."""
         limit = self.capacity_bytes if self.fits and self.is_on_tape else None
-        return peak(self.tape, self.settings, ALL_BLOCKS, limit)
+        return peak(self.tape, self.settings, ALL_BLOCKS, limit, from_start=self.runs.from_start)
 
     @cached_property
     def _some_least_bytes(self) -> int:
@@ -264,9 +276,10 @@ def on_card(
     managed_bytes: int = 0,
     own: OwnRun | None = None,
     vllm: VllmShare = NO_VLLM,
+    script: Composed | Program | None = None,
 ) -> OnCard:
-    """Replay the tape on a card, or the job's `own` batches; `capacity_bytes` instead of what the card has for the
-    allocator.
+    """Replay the tape on a card, or the job's `own` batches, or the run of a `script`; `capacity_bytes` instead of what
+    the card has for the allocator.
 
     `reserve_bytes` of the card are held by others: a display, another process. `vllm` generates beside the trainer.
     """
@@ -279,9 +292,12 @@ def on_card(
         told = f"got {gib(reserve_bytes)}, which leaves PyTorch nothing of the {most} it has on {gpu.name}"
         raise UsageError(f"hardware.reserve_bytes: {told}; allowed: less", field="hardware.reserve_bytes")
     capacity = max(1, left_bytes - vllm.nbytes) if capacity_bytes is None else capacity_bytes
-    if own is None:
-        runs: Replays = Replays(rows_of(tape), settings)
-        spread = None
+    spread = None
+    if script is not None:
+        kind = LongReplays if isinstance(script, Composed) else Replays
+        runs: Replays = kind(script, settings, from_start=True)
+    elif own is None:
+        runs = Replays(rows_of(tape), settings)
     else:
         runs, spread = one_of(own.orders, own.known, settings, capacity)
     if vllm.most_bytes > vllm.nbytes:  # it takes more when the model does not train

@@ -10,6 +10,7 @@ spent, every value before it is used, and whatever is wrong ends as `NotResolved
     ["ops", [name, module, dtype, ...], ...]           appended to the table of operations; a string is its number
     ["blocks", [nbytes, role, module, stream], ...]    appended to the table of what a block can be
     ["events", 0, 17, 1, 4, 2, ...]                    flat: a code (`_OP` and its fellows), then that event's numbers
+    ["units", [name, detail, start, end, traced, keeps graph, [sizes], [outputs]], ...]
     ["end", 123456]                                    the count of events; without it the file was cut short
 
 Steps repeat, so millions of events name only thousands of different operations. Flat rows of integers let the C
@@ -30,7 +31,7 @@ from typing import Any, BinaryIO
 
 from tunecast.errors import NotResolved, TunecastError
 from tunecast.records import NamedTuple
-from tunecast.tape.op import Alloc, Begin, EmptyCache, Event, Free, Op, Phase, Role, Tape
+from tunecast.tape.op import Alloc, Begin, EmptyCache, Event, Free, Op, Phase, Role, Tape, Unit
 from tunecast.units import MIB
 
 FORMAT = "tunecast.tape/1"
@@ -101,6 +102,10 @@ def _lines(tape: Tape) -> Iterator[bytes]:
         yield from _split("ops", op_rows)
         yield from _split("blocks", kind_rows)
         yield _encoded(["events", *flat])
+    rows = [_unit_row(unit, text) for unit in tape.units]
+    yield from _split("text", text.take())
+    for start in range(0, len(rows), _CHUNK):
+        yield from _split("units", rows[start : start + _CHUNK])
     yield _encoded(["end", len(tape.events)])
 
 
@@ -143,6 +148,12 @@ def _op_row(op: Op, text: _Table) -> list[Any]:
     shapes = [_numbers(shape) for shape in op.shapes]
     engine = [1] if op.by_engine else []
     return [text[op.name], text[op.module], text[op.dtype], text[op.source], *numbers, shapes, text[op.group], *engine]
+
+
+def _unit_row(unit: Unit, text: _Table) -> list[Any]:
+    name, detail, start, end, traced, sizes, keeps_graph, outputs = unit
+    head = _numbers((text[name], detail, start, end, int(traced), int(keeps_graph)))
+    return [*head, _numbers(sizes), _numbers(outputs)]
 
 
 def _kind_row(kind: _Kind, text: _Table) -> list[int]:
@@ -204,6 +215,7 @@ def _read(lines: Iterator[Any], max_events: int) -> Tape:
     ops: list[Op] = []
     kinds: list[_Kind] = []
     events: list[Event] = []
+    units: list[Unit] = []
     lives = _Lives(set(), set())
     for line in lines:
         tag, rows = line[0], line[1:]
@@ -216,13 +228,16 @@ def _read(lines: Iterator[Any], max_events: int) -> Tape:
             ops += [_read_op(row, text) for row in rows]
         elif tag == "blocks":
             kinds += [_read_kind(row, text) for row in rows]
+        elif tag == "units":
+            units += [_read_unit(row, text) for row in rows]
         elif tag == "end":
+            _check_units(units, len(events))
             if rows != [len(events)] or next(lines, None) is not None:
                 raise _Damaged("the count of its events is wrong")
-            return Tape(tuple(events), tuple(guesses), tuple(assumptions), versions, managed_bytes)
+            return Tape(tuple(events), tuple(guesses), tuple(assumptions), versions, managed_bytes, tuple(units))
         else:
             raise _Damaged("it holds a line of an unknown kind")
-        _bounded(max(len(text), len(ops), len(kinds)), _MAX_TABLE, "table entries")
+        _bounded(max(len(text), len(ops), len(kinds), len(units)), _MAX_TABLE, "table entries")
     raise _Damaged("it was cut short")
 
 
@@ -282,6 +297,27 @@ def _read_op(row: Any, text: list[str]) -> Op:
         group=text[group],
         by_engine=engine == [1],
     )
+
+
+def _read_unit(row: Any, text: list[str]) -> Unit:
+    *head, sizes, outputs = row
+    name, detail, start, end, traced, keeps_graph = _numbers(head)
+    return Unit(
+        text[name],
+        detail,
+        start,
+        end,
+        bool(traced),
+        tuple(_numbers(sizes)),
+        bool(keeps_graph),
+        tuple(_numbers(outputs)),
+    )
+
+
+def _check_units(units: list[Unit], events: int) -> None:
+    ends = [bound for unit in units for bound in (unit.start, unit.end)]
+    if ends != sorted(ends) or (ends and ends[-1] > events):
+        raise _Damaged("its units do not follow each other")
 
 
 def _read_kind(row: Any, text: list[str]) -> _Kind:

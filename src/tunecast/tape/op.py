@@ -178,6 +178,25 @@ class EmptyCache(NamedTuple):
 Event = Op | Alloc | Free | Begin | EmptyCache
 
 
+class Unit(NamedTuple):
+    """A part of a script's run that the tracer may skip as a whole: see units.py."""
+
+    name: str
+    """`call`, `backward`, or another function that is skipped as a whole."""
+    detail: int
+    """Of a call, which module in which mode with inputs of which kinds, by number."""
+    start: int
+    end: int
+    """Its events; where it was skipped, its outputs' blocks are allocated there."""
+    traced: bool
+    sizes: tuple[int, ...] = ()
+    """Those of its inputs that may vary."""
+    keeps_graph: bool = False
+    """A call with gradients: a backward pass will follow."""
+    outputs: tuple[int, ...] = ()
+    """Where it was skipped: which of the survivors its allocations are, in order."""
+
+
 @dataclass(frozen=True)
 class Tape:
     events: tuple[Event, ...]
@@ -189,6 +208,9 @@ class Tape:
     """Of the packages whose code the tape follows."""
     managed_bytes: int = 0
     """Made by a script in CUDA's managed memory, outside the allocator."""
+    units: tuple[Unit, ...] = ()
+    """Of a script that ran to its end with most of its units skipped, all of them; then these events are not the run,
+    which `whole_run.py` puts together."""
 
     def ops(self) -> Iterator[Op]:
         return (event for event in self.events if isinstance(event, Op))

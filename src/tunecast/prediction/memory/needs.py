@@ -184,14 +184,18 @@ def _hold(allocator: CachingAllocator, event: Event, held_bytes: dict[int, int])
     return True
 
 
-def peak(tape: Tape, settings: AllocatorSettings, largest: int = 20, capacity_bytes: int | None = None) -> Peak:
+def peak(
+    tape: Tape, settings: AllocatorSettings, largest: int = 20, capacity_bytes: int | None = None, *,
+    from_start: bool = False,
+) -> Peak:  # fmt: skip
     """What is alive at the allocated peak after loading, by role and module, and its `largest` blocks.
 
-    A capacity is one the run completes with: freeing and retrying cuts memory up in another way.
+    A capacity is one the run completes with: freeing and retrying cuts memory up in another way. `from_start`: loading
+    counts too.
     """
     allocator = CachingAllocator(settings, capacity_bytes)
     held_bytes: dict[int, int] = {}
-    loading = True
+    loading = not from_start
     most, at = 0, len(tape.events) - 1
     for index, event in enumerate(tape.events):
         if isinstance(event, Begin):

@@ -73,7 +73,7 @@ class Replay:
     """Allocated right before the first Begin that is not LOAD."""
     load_peak_bytes: int
     allocated_bytes: int
-    """max_memory_allocated, with the peaks reset where `model_bytes` is taken."""
+    """max_memory_allocated, with the peaks reset where `model_bytes` is taken, or never (`Replays.from_start`)."""
     reserved_bytes: int
     """max_memory_reserved, likewise."""
     peaks: tuple[PhaseReplay, ...]
@@ -84,6 +84,13 @@ class Replay:
     same_until_bytes: int = field(default=UNLIMITED, repr=False, compare=False)
     """With any capacity from the most it reserved to less than this the run goes the same."""
     courses: Sequence[StretchReplay] = field(default=(), repr=False, compare=False)
+    served_last: int = field(default=0, repr=False, compare=False)
+    """Requests of the last stretch that were served: where it died, all before the one that was not."""
+
+    @property
+    def died_at(self) -> tuple[int, int]:
+        """The stretch, and how many of its requests were served."""
+        return len(self.courses) - 1, self.served_last
 
 
 @dataclass(frozen=True)
@@ -110,8 +117,10 @@ def replay(tape: Tape | Folded | Program, settings: AllocatorSettings, capacity_
 class Replays:
     """One run under one set of settings, and ever other capacities."""
 
-    def __init__(self, rows: Program | Composed, settings: AllocatorSettings) -> None:
+    def __init__(self, rows: Program | Composed, settings: AllocatorSettings, *, from_start: bool = False) -> None:
         self.rows, self.settings = rows, settings
+        self.from_start = from_start
+        """Peaks count what precedes the first step too, as those of a script do that never resets them."""
         self._seen: list[Replay] = []
 
     @cached_property
@@ -128,7 +137,8 @@ class Replays:
 
     def at_peak(self, run: Replay, capacity_bytes: int | None = None) -> AtPeak:
         """Where `allocated_bytes` was first reached after loading; `capacity_bytes` is the run's."""
-        trained = [number for number, course in enumerate(run.courses) if course.position >= 0]
+        first = -1 if self.from_start else 0
+        trained = [number for number, course in enumerate(run.courses) if course.position >= first]
         every = trained or range(len(run.courses))
         return self._moments(run, [max(every, key=lambda number: run.courses[number].peak_bytes)], capacity_bytes)[0]
 
@@ -165,7 +175,8 @@ class Replays:
         return found
 
     def _replay(self, capacity_bytes: int | None) -> Replay:
-        self._seen.append(replay_of(self.rows, take(self.rows, self.settings, capacity_bytes)))
+        taken = take(self.rows, self.settings, capacity_bytes)
+        self._seen.append(replay_of(self.rows, taken, from_start=self.from_start))
         return self._seen[-1]
 
 
@@ -289,8 +300,8 @@ def _stretches(rows: Program | Composed) -> list[tuple[int, Stretch]]:
     return rows.stretches if isinstance(rows, Composed) else rows.schedule.stretches
 
 
-def replay_of(rows: Program | Composed, taken: RunFigures) -> Replay:
-    """A run as torch would report it."""
+def replay_of(rows: Program | Composed, taken: RunFigures, *, from_start: bool = False) -> Replay:
+    """A run as torch would report it. `from_start`: peaks are never reset."""
     courses: list[StretchReplay] = []
     peaks: dict[tuple[int, Phase], tuple[int, int]] = {}
     model_bytes: int | None = None
@@ -301,8 +312,9 @@ def replay_of(rows: Program | Composed, taken: RunFigures) -> Replay:
         own = () if given is None else given[requests : requests + served]
         courses.append(StretchReplay(position, stretch, start_bytes, peak_bytes, own))
         requests += served
-        if position >= 0:
-            model_bytes = start_bytes if model_bytes is None else model_bytes
+        if position >= 0 and model_bytes is None:
+            model_bytes = start_bytes
+        if position >= 0 or from_start:
             most_reserved = max(most_reserved, reserved_bytes)
         key = (stretch.begin.step if position < 0 else position), stretch.begin.phase
         most, reserved = peaks.get(key, (0, 0))
@@ -318,8 +330,12 @@ def replay_of(rows: Program | Composed, taken: RunFigures) -> Replay:
     if model_bytes is None:
         model_bytes = allocated_bytes = taken.allocated_bytes
         most_reserved, phase = taken.reserved_bytes, Phase.LOAD
+        if from_start and courses:
+            allocated_bytes = max(course.peak_bytes for course in courses)
+            most_reserved = max(figures[2::4])
     else:
-        highest = max((course for course in courses if course.position >= 0), key=lambda course: course.peak_bytes)
+        counted = [course for course in courses if course.position >= 0 or from_start]
+        highest = max(counted, key=lambda course: course.peak_bytes)
         allocated_bytes, phase = highest.peak_bytes, highest.stretch.begin.phase
     return Replay(
         completed=died is None,
@@ -333,6 +349,7 @@ def replay_of(rows: Program | Composed, taken: RunFigures) -> Replay:
         retries=taken.retries,
         same_until_bytes=taken.refused_bytes,
         courses=courses,
+        served_last=served,
     )
 
 

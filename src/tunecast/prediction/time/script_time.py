@@ -8,7 +8,7 @@ How many steps the whole run takes is the script's own to say (`StepCount`); wha
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from math import sqrt
 from typing import TYPE_CHECKING
@@ -43,6 +43,7 @@ AROUND = (
 MOST_LINES = 12
 BACKWARD = " (backward)"
 
+REPLAYED = "time: a replayed step takes as long as the traced one with the nearest batch"
 
 class StepCount(NamedTuple):
     """Optimizer steps of a script's whole run and of an epoch; None is what nobody says."""
@@ -56,12 +57,25 @@ class StepCount(NamedTuple):
 class ScriptClock:
     """The steps of one tape, lowered once and priced on any number of cards."""
 
-    def __init__(self, tape: Tape, count: StepCount | None = None, processes: int = 1) -> None:
-        self._tape, self.count, self.processes = tape, count or StepCount(), processes
+    def __init__(
+        self, tape: Tape, count: StepCount | None = None, processes: int = 1,
+        stands_for: Mapping[int, int] | None = None,
+    ) -> None:  # fmt: skip
+        """`stands_for`: of the steps that were traced, for how many of the run each stands; None: each for itself."""
+        self._tape, self.count, self.processes, self.stands_for = tape, count or StepCount(), processes, stands_for
+
+    @cached_property
+    def _weights(self) -> Mapping[int, int]:
+        """By the number of the step; those of which parts were skipped stand for none."""
+        steps = whole_steps(self._tape)
+        if self.stands_for is None:
+            return dict.fromkeys(steps, 1)
+        return {number: weight for number in steps if (weight := self.stands_for.get(number, 0))}
 
     @cached_property
     def _events(self) -> Sequence[Sequence[Event]]:
-        return whole_steps(self._tape)
+        steps = whole_steps(self._tape)
+        return [steps[number] for number in self._weights]
 
     @cached_property
     def _steps(self) -> list[Step]:
@@ -79,20 +93,22 @@ class ScriptClock:
             return Timing(
                 warnings=(f"time was not computed: {type(error).__name__} while pricing the script's operations",)
             )
-        time = with_whole_run(_mean_time(times, gpu, several=cluster is not None), self.count)
-        assumptions = [OF_A_SCRIPT, *_length_told(self.count)]
+        mean = _mean_time(times, list(self._weights.values()), gpu, several=cluster is not None)
+        time = with_whole_run(mean, self.count)
+        assumptions = [OF_A_SCRIPT, *([] if self.stands_for is None else [REPLAYED]), *_length_told(self.count)]
         return Timing(replace(time, lines=lines), _utilization(times, gpu, self.processes), None, tuple(assumptions))
 
 
-def whole_steps(tape: Tape) -> Sequence[Sequence[Event]]:
-    """The events of every step with an optimizer's, but the first, which also makes the optimizer's state; that alone
-    where there is no other."""
-    whole = [
-        events
+def whole_steps(tape: Tape) -> Mapping[int, Sequence[Event]]:
+    """By number, the events of every step with an optimizer's, but the first, which also makes the optimizer's state;
+    that alone where there is no other."""
+    whole = {
+        number: events
         for number, events in tape.steps().items()
         if number >= 0 and any(isinstance(e, Begin) and e.phase is Phase.OPTIMIZER for e in events)
-    ]
-    return whole[1:] or whole
+    }
+    first = min(whole, default=0)
+    return {number: events for number, events in whole.items() if number != first} or whole
 
 
 def with_whole_run(time: Time, count: StepCount) -> Time:
@@ -139,16 +155,16 @@ def _length_told(count: StepCount) -> list[str]:
     return []
 
 
-def _mean_time(times: Sequence[StepTime], gpu: Gpu, *, several: bool) -> Time:
+def _mean_time(times: Sequence[StepTime], weights: Sequence[int], gpu: Gpu, *, several: bool) -> Time:
     """Nobody timed the script: its range is that of what nobody timed."""
     times = [within(each, band_of(kind_of(each, gpu.name, A_SCRIPT, several=several), timed=False)) for each in times]
     names = dict.fromkeys(name for each in times for name in each.breakdown_s)
-    breakdown = {name: _mean([each.breakdown_s.get(name, 0.0) for each in times]) for name in names}
+    breakdown = {name: _mean([each.breakdown_s.get(name, 0.0) for each in times], weights) for name in names}
     bound = max(times, key=lambda each: each.step_s).bound_by
     return Time(
-        step_s=_mean([each.step_s for each in times]),
-        low_s=_mean([each.low_s for each in times]),
-        high_s=_mean([each.high_s for each in times]),
+        step_s=_mean([each.step_s for each in times], weights),
+        low_s=_mean([each.low_s for each in times], weights),
+        high_s=_mean([each.high_s for each in times], weights),
         tokens_per_s=None,
         tokens_per_s_per_gpu=None,
         total_s=None,
@@ -176,5 +192,5 @@ def _utilization(times: Sequence[StepTime], gpu: Gpu, processes: int) -> Utiliza
     )
 
 
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
+def _mean(values: Sequence[float], weights: Sequence[int]) -> float:
+    return sum(value * weight for value, weight in zip(values, weights, strict=True)) / sum(weights)

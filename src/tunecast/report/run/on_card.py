@@ -83,7 +83,7 @@ def _stopped_by(held: OnCard, details: bool) -> LiveBlock | None:
     end = held.limited.out_of_memory
     if end is None:
         return None
-    op = (memory.op_before(held.tape, end.request) if details and held.is_on_tape else None) or Op("")
+    op = (held.op_without_room if details else None) or Op("")
     role = held.program.roles[end.block].value
     return LiveBlock(end.requested_bytes, role, op.module, op.name, op.source, end.phase.value, end.step)
 

@@ -37,6 +37,10 @@ scopes.py           where the trace stands: module, phase, step, line of code
 script.py           an unmodified training script, until it has taken its steps
 secrets.py          tokens are hidden in words that are for others
 session.py          puts the pieces together
+skip.py             Most calls of the model are skipped, so that a script of thousands of steps runs to its end in
+                    seconds
+stubs.py            What a call that is skipped returns: tensors of the right shapes, without what the call would have
+                    done
 tensor_files.py     files of tensors, read for their shapes
 unread.py           numbers a script compares and nobody knows
 values.py           small integers and flags keep their values

@@ -61,8 +61,8 @@ def _traced(request: Request) -> tuple[Tape, Answer]:
         assert isinstance(request, ScriptRequest) and sandbox is not None
         from tunecast.tape.trace.script import trace_script
 
-        answer = trace_script(request, recorder, sandbox)
-        return recorder.tape(versions()), answer
+        answer, units = trace_script(request, recorder, sandbox)
+        return recorder.tape(versions(), units), answer
 
 
 def versions() -> dict[str, str]:

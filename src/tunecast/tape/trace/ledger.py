@@ -9,7 +9,8 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from tunecast.tape.op import (
     Phase,
     Role,
     Tape,
+    Unit,
     name_clip_phases,
     with_frees_in_order,
 )
@@ -69,7 +71,7 @@ class Ledger:
 
     # ------------------------------------------------------------------ events
 
-    def tape(self, versions: dict[str, str]) -> Tape:
+    def tape(self, versions: dict[str, str], units: Sequence[Unit] = ()) -> Tape:
         self._settle_accumulation()
         for number, copy in reversed(self._became.items()):
             self._blocks[number].module = self._blocks[number].module or self._blocks[copy].module
@@ -86,8 +88,12 @@ class Ledger:
                 events.append(Alloc(event, block.nbytes, role, block.module, block.stream))
             else:
                 events.append(event)
-        events = with_frees_in_order(name_clip_phases(events))
-        return Tape(tuple(events), counted(self.guesses), counted(self.assumptions), versions, self.managed_bytes)
+        name_clip_phases(events)
+        cuts = [0, *(cut for unit in units for cut in (unit.start, unit.end)), len(events)]
+        ordered = [event for cut in pairwise(cuts) for event in with_frees_in_order(events[slice(*cut)])]
+        return Tape(
+            tuple(ordered), counted(self.guesses), counted(self.assumptions), versions, self.managed_bytes, tuple(units)
+        )
 
     def forget_all(self) -> None:
         """Start from an empty card; nothing traced so far may be alive."""

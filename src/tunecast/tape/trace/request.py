@@ -74,6 +74,12 @@ class ScriptRequest(Request):
     as_module: bool = False
     steps: int = 3
     """Optimizer steps to run; 0: all the script takes."""
+    skips: bool = False
+    """Calls of the model whose kind is known are skipped (skip.py)."""
+    cpu_s: float = 0
+    """After so many seconds of CPU the script is stopped where its next call would begin; 0: never."""
+    wall_s: float = 0
+    """The same of the clock on the wall."""
     nproc_per_node: int = 1
     nnodes: int = 1
     rank_variables: bool = True
@@ -99,6 +105,12 @@ class Answer:
     """The line of the script's own code that the error comes from."""
     untraced: tuple[str, ...] = ()
     """What could not be traced, a sentence each."""
+    skipped: int = 0
+    """Calls, backward passes and steps that were skipped, since their kind was known."""
+    too_long: bool = False
+    """It was stopped since it took too long."""
+    all_traced: str = ""
+    """Why nothing was skipped, though it might have been."""
     launches: tuple[str, ...] = ()
     """A launcher's command that the script was about to start, and that is to be traced in its place."""
     environment: Mapping[str, str] = dataclasses.field(default_factory=dict)

@@ -22,6 +22,7 @@ from typing import Any
 
 from tunecast.errors import NotResolved, TunecastError, Unsupported, UsageError
 from tunecast.job.job import Job
+from tunecast.records import replace
 from tunecast.tape.card import Card
 from tunecast.tape.file import read_tape
 from tunecast.tape.op import Tape
@@ -46,6 +47,10 @@ POLL_S = 0.2
 LARGEST_ANSWER_BYTES = 4 * GIB
 LATE_S = 10.0
 """Seconds after which a guard that should have ended is ended."""
+MOST_CPU_S = 300
+"""A script that was to run to its end is stopped then, and answered as far as it came."""
+PART_OF_THE_LIMIT = 0.8
+"""Of the time it may take before it is killed: what it has done by then is still to be written."""
 OFFLINE = {
     "CUDA_VISIBLE_DEVICES": "",
     "HF_HUB_OFFLINE": "1",
@@ -88,6 +93,8 @@ def trace_script(
     *,
     as_module: bool = False,
     steps: int = 3,
+    whole: bool = False,
+    skips: bool = True,
     nproc_per_node: int = 1,
     nnodes: int = 1,
     gpus: int = 1,
@@ -101,33 +108,44 @@ def trace_script(
     progress: Progress | None = None,
     quiet: bool = False,
 ) -> tuple[Tape, Answer]:
-    """The tape of the first steps of an unmodified training script, and what could not be traced.
+    """The tape of the first steps of an unmodified training script, or of its `whole` run, most of it skipped where it
+    `skips` (tape/whole_run.py) and no longer than it may take; and what could not be traced.
 
     `gpus`: cards that one process sees; where it uses several, `tape.cards` takes the tape apart. `environment` and
     `cwd` are what its launcher would set. `quiet`: what it prints is shown to nobody. Raises `ScriptFailed` where it
     ends before its first step.
     """
-    with run_folder() as folder:
-        request = ScriptRequest(
-            folder,
-            card,
-            devices=max(nproc_per_node, gpus),
-            script=script,
-            args=tuple(args),
-            as_module=as_module,
-            steps=steps,
-            nproc_per_node=nproc_per_node,
-            nnodes=nnodes,
-            rank_variables=rank_variables,
-            names_devices=bool({**os.environ, **(environment or {})}.get("CUDA_VISIBLE_DEVICES")),
-            models=dict(models or {}),
-            overrides=tuple(overrides),
-        )
-        limits = limits or TraceLimits()
-        tape, answer = _ask(request, python, limits, progress, quiet=quiet, environment=environment or {}, cwd=cwd)
-        if tape is None:
-            raise _failure(answer)
-        return tape, answer
+    limits = limits or TraceLimits()
+
+    def ask(skips: bool) -> tuple[Tape | None, Answer]:
+        with run_folder() as folder:
+            request = ScriptRequest(
+                folder,
+                card,
+                devices=max(nproc_per_node, gpus),
+                script=script,
+                args=tuple(args),
+                as_module=as_module,
+                steps=steps,
+                skips=skips,
+                cpu_s=MOST_CPU_S if whole else 0,
+                wall_s=limits.seconds * PART_OF_THE_LIMIT if whole else 0,
+                nproc_per_node=nproc_per_node,
+                nnodes=nnodes,
+                rank_variables=rank_variables,
+                names_devices=bool({**os.environ, **(environment or {})}.get("CUDA_VISIBLE_DEVICES")),
+                models=dict(models or {}),
+                overrides=tuple(overrides),
+            )
+            return _ask(request, python, limits, progress, quiet=quiet, environment=environment or {}, cwd=cwd)
+
+    tape, answer = ask(skips=whole and skips and gpus == 1)
+    if answer.error is not None and answer.skipped:  # perhaps for what the skipped calls returned
+        tape, answer = ask(skips=False)
+        answer = replace(answer, all_traced="the script fails where calls of the model are skipped")
+    if tape is None:
+        raise _failure(answer)
+    return tape, answer
 
 
 def _ask(

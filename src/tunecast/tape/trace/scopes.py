@@ -82,7 +82,7 @@ class Scopes:
         register_optimizer_step_post_hook(self._optimizer_ends)
         import torch.autograd.graph as graph
 
-        run_backward = graph._engine_run_backward
+        run_backward = self.run_backward = graph._engine_run_backward
 
         def _engine_run_backward(*args: Any, **kwargs: Any) -> Any:
             self._backward_callers.append(threading.get_ident())

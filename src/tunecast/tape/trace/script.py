@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import dataclasses
 import faulthandler
+import math
 import os
 import re
 import runpy
 import sys
 import threading
+import time
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -26,6 +29,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _push
 
 from tunecast.errors import NotResolved, TunecastError, Unsupported
 from tunecast.tape.file import write_tape
+from tunecast.tape.op import Unit
 from tunecast.tape.trace import tensor_files, unread
 from tunecast.tape.trace.ledger import counted
 from tunecast.tape.trace.logits import Logits
@@ -39,6 +43,7 @@ from tunecast.tape.trace.processes import allow_forks, leave_if_forked
 from tunecast.tape.trace.recorder import Recorder
 from tunecast.tape.trace.request import Answer, ScriptRequest
 from tunecast.tape.trace.sandbox import Sandbox
+from tunecast.tape.trace.skip import Skipper
 
 LEAVE = os._exit
 OWN_FILES = (str(Path(__file__).parent), "<frozen runpy>")
@@ -49,36 +54,26 @@ WANTS_A_NETWORK = re.compile(r"offline|hugging ?face ?hub|couldn.t (reach|connec
 MOST_IGNORED_STOPS = 50
 """A loop with a bare `except:` swallows the stop; after so many the answer is written and the process left."""
 
+PART_WITHOUT_SKIPS = 0.2
+"""Of the seconds of CPU, where no call could be skipped so far: more of these will not reach the end of a long run."""
+
 
 class Stop(BaseException):
     """Enough steps were taken."""
 
 
-def trace_script(request: ScriptRequest, recorder: Recorder, sandbox: Sandbox) -> Answer:
+def trace_script(
+    request: ScriptRequest, recorder: Recorder, sandbox: Sandbox
+) -> tuple[Answer, Sequence[Unit]]:
+    """How it went, and the units of its run where calls may be skipped."""
     show_devices(request.devices if request.names_devices else 0)
     run = ScriptRun(request, recorder, sandbox)
     sandbox.cards = lambda: cards_of(recorder, request.devices)
     sandbox.enter()
     allow_forks(sandbox.note_of_fork)
     run.watch()
-    try:
-        run_as_main(request, recorder)
-        leave_if_forked()
-    except Stop:
-        return run.answer()
-    except Launching as start:
-        return Answer(launches=start.command, environment=start.environment, folder=os.getcwd())
-    except SystemExit as end:
-        leave_if_forked(None if end.code in (None, 0) else end)
-        if end.code in (None, 0):
-            return run.answer(finished=True)
-        if isinstance(end.code, int):
-            return run.failed(end, f"the script ended with code {end.code}")
-        return run.failed(end, str(end.code)[:MOST_DETAIL])
-    except BaseException as error:
-        leave_if_forked(error)
-        return run.failed(error, in_one_line(error))
-    return run.answer(finished=True)
+    answer = run.through()
+    return answer, run.units
 
 
 def cards_of(recorder: Recorder, devices: int) -> list[dict[str, Any]]:
@@ -125,7 +120,8 @@ class ScriptRun:
         self.request, self.recorder, self.sandbox = request, recorder, sandbox
         self.observer = Observer(recorder.scopes, recorder.asked, request.overrides)
         self._stops = self._steps_told = 0
-        self._process = os.getpid()
+        self._process, self._began_s, self.too_long = os.getpid(), time.monotonic(), False
+        self.skipper = Skipper(recorder, before_call=self.stop_when_done) if request.skips else None
 
     def watch(self) -> None:
         hook = modules.register_module_forward_pre_hook(lambda module, inputs: self.stop_when_done())
@@ -146,6 +142,32 @@ class ScriptRun:
         os._exit = self.answer_before_leaving  # type: ignore[assignment]
         for told in self.sandbox.refusals.sentences():
             self.recorder.assumptions[told] = 1
+        if self.skipper is not None:
+            self.skipper.install()
+
+    def through(self) -> Answer:
+        try:
+            run_as_main(self.request, self.recorder)
+            leave_if_forked()
+        except Stop:
+            return self.answer()
+        except Launching as start:
+            return Answer(launches=start.command, environment=start.environment, folder=os.getcwd())
+        except SystemExit as end:
+            leave_if_forked(None if end.code in (None, 0) else end)
+            if end.code in (None, 0):
+                return self.answer(finished=True)
+            if isinstance(end.code, int):
+                return self.failed(end, f"the script ended with code {end.code}")
+            return self.failed(end, str(end.code)[:MOST_DETAIL])
+        except BaseException as error:
+            leave_if_forked(error)
+            return self.failed(error, in_one_line(error))
+        return self.answer(finished=True)
+
+    @property
+    def units(self) -> Sequence[Unit]:
+        return self.skipper.units if self.skipper is not None else ()
 
     @property
     def steps(self) -> int:
@@ -155,7 +177,7 @@ class ScriptRun:
         if self.steps != self._steps_told:
             self._steps_told = self.steps
             self.request.steps_path.write_text(str(self.steps))
-        if not self.request.steps or self.steps < self.request.steps:
+        if not (self.request.steps and self.steps >= self.request.steps) and not self.takes_too_long():
             return
         if not self._stops:
             self.recorder.scopes.begin_step()  # what the end of the program frees belongs to no step
@@ -165,10 +187,21 @@ class ScriptRun:
             self._leave_at_once(self.answer())
         raise Stop
 
+    def takes_too_long(self) -> bool:
+        """Whether to stop here: a step at least is wanted."""
+        request = self.request
+        if not self.too_long and self.steps and (request.cpu_s or request.wall_s):
+            cpu_s, wall_s = time.process_time(), time.monotonic() - self._began_s
+            most_s = request.cpu_s or math.inf
+            if cpu_s > most_s * PART_WITHOUT_SKIPS and not (self.skipper and self.skipper.skips):
+                most_s *= PART_WITHOUT_SKIPS
+            self.too_long = cpu_s > most_s or wall_s > (request.wall_s or math.inf)
+        return self.too_long
+
     def _leave_at_once(self, answer: Answer) -> NoReturn:
         from tunecast.tape.trace.child import versions
 
-        write_tape(self.recorder.tape(versions()), self.request.tape_path)
+        write_tape(self.recorder.tape(versions(), self.units), self.request.tape_path)
         answer.write(self.request.answer_path)
         LEAVE(0)
 
@@ -185,8 +218,13 @@ class ScriptRun:
         LEAVE(0)
 
     def answer(self, *, finished: bool = False) -> Answer:
+        skipper = self.skipper
         untraced = (*self.sandbox.sentences(), *counted(self.recorder.untraced))
-        return Answer(steps=self.steps, finished=finished, untraced=untraced, facts=self.observer.facts())
+        return Answer(
+            steps=self.steps, finished=finished, untraced=untraced, facts=self.observer.facts(),
+            skipped=skipper.skipped if skipper else 0, too_long=self.too_long,
+            all_traced=skipper.why_not if skipper else "",
+        )  # fmt: skip
 
     def failed(self, error: BaseException, text: str) -> Answer:
         """The tape of at least one whole step is worth having; without one the error is all there is to tell."""

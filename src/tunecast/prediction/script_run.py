@@ -1,0 +1,89 @@
+"""The run of a traced script as it is replayed, and in words what was traced of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tunecast.prediction.memory.allocator import AllocatorSettings
+from tunecast.prediction.memory.replay import Replay, take
+from tunecast.records import NamedTuple
+from tunecast.tape.compose import Composed, NotComposable
+from tunecast.tape.op import Op, Tape
+from tunecast.tape.program import Program, program
+from tunecast.tape.trace.request import Answer
+from tunecast.tape.whole_run import WholeRun, whole_run
+
+
+class WholeScript(NamedTuple):
+    rows: Composed | Program
+    guesses: tuple[str, ...]
+    """Why its figures are an estimate, where they are."""
+    told: str
+    """What was traced, in words."""
+    steps: int
+    replayed_steps: int = 0
+    whole: WholeRun | None = None
+
+    @property
+    def stands_for(self) -> Mapping[int, int] | None:
+        """Of the traced steps, for how many of the run each stands; None where all were traced."""
+        return None if self.whole is None else self.whole.stands_for
+
+    def tape_of(self, replay: Replay) -> Tape | None:
+        """Around what is most; None where the traced tape is the run."""
+        if self.whole is None:
+            return None
+        return self.whole.tape_around(max(range(len(replay.courses)), key=lambda n: replay.courses[n].peak_bytes))
+
+    def op_without_room(self, replay: Replay) -> Op | None:
+        """The operation whose request found no room."""
+        if self.whole is None or replay.out_of_memory is None:
+            return None
+        stretch, served = replay.died_at
+        return self.whole.op_at(stretch, served)
+
+
+def replace_rows(run: WholeScript, tape: Tape) -> WholeScript:
+    """The same script on one of several cards, whose tape that is."""
+    return run._replace(rows=program(tape))
+
+
+def script_run(tape: Tape, answer: Answer, asked: int | None) -> WholeScript:
+    """Raises `NotComposable` where what was skipped does not fit what was traced.
+
+    `asked`: for how many steps; 0 for all of them, None for the whole run with what can be skipped skipped.
+    """
+    steps = answer.steps
+    guesses = [] if answer.finished or answer.error is not None else [_unfinished(answer, asked)]
+    if not answer.skipped:
+        which = f"all {steps}" if answer.finished else f"the first {steps}"
+        told = f"{which} optimizer steps of the script, every one traced"
+        if answer.all_traced:
+            told += f": {answer.all_traced}"
+        return WholeScript(program(tape), tuple(guesses), told, steps)
+    try:
+        run = whole_run(tape)
+        take(run.rows, AllocatorSettings(), None)
+    except (ArithmeticError, AssertionError, LookupError, StopIteration, ValueError) as error:
+        raise NotComposable("the skipped steps cannot be put together") from error
+    guesses += run.not_shown[:MOST_REASONS]
+    replayed = run.steps - run.traced_steps
+    which = "all" if answer.finished else "the first"
+    told = f"{which} {steps} optimizer steps of the script: {run.traced_steps} traced, {replayed} replayed"
+    return WholeScript(run.rows, tuple(guesses), told, steps, replayed, run)
+
+
+MOST_REASONS = 4
+"""Not shown for the same reason step after step: a few are enough."""
+
+
+def _unfinished(answer: Answer, asked: int | None) -> str:
+    if asked is None or answer.too_long:
+        return (
+            f"the first {answer.steps} steps of the script, which was stopped since it took too long: a longer batch, "
+            "an evaluation or a checkpoint may come later"
+        )
+    return (
+        f"the first {answer.steps} steps of the script, as --steps asked: a longer batch, an evaluation or a "
+        "checkpoint may come later (without --steps the whole run is answered)"
+    )
