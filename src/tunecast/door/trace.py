@@ -252,8 +252,8 @@ def _traced(
     try:
         return trace_script(
             launch.script, launch.args, card_of(gpu), as_module=launch.as_module, steps=steps or 0, whole=steps is None,
-            skips=skips, nproc_per_node=launch.nproc_per_node or 1, nnodes=launch.nnodes or 1, models=models, python=python,
-            limits=limits, progress=progress,
+            skips=skips, nproc_per_node=launch.nproc_per_node or 1, nnodes=launch.nnodes or 1, models=models,
+            python=python, limits=limits, progress=progress,
         )  # fmt: skip
     except TunecastError as error:
         if error.code != TunecastError.code or "\n" not in error.message:
