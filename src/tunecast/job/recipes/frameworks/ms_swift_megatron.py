@@ -167,7 +167,9 @@ def take_rows(draft: Draft, keys: Keys) -> None:
     if packs:
         draft.assume("data.packing_strategy", "bfd")
     draft.take("seq_len", keys, *(("packing_length", "max_length") if packs else ("max_length", "packing_length")))
-    draft.assume("seq_len", 1024 + image_tokens(draft), "tunecast: nothing is cut, so that rows are as long as the data's")
+    draft.assume(
+        "seq_len", 1024 + image_tokens(draft), "tunecast: nothing is cut, so that rows are as long as the data's"
+    )
     keys.ignore("padding_free", "mlp_padding_free")
     draft.take("data.num_proc", keys, "dataset_num_proc")
     draft.take("data.seed", keys, "data_seed", "seed")

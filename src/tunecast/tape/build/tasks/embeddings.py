@@ -131,9 +131,7 @@ def compute_loss(job: Job, model: Any, inputs: Batch, num_items_in_batch: None) 
     return ranking_loss(embeddings)
 
 
-def embed(
-    model: Any, input_ids: Tensor, attention_mask: Tensor, features: list[Features], **images: Tensor
-) -> Tensor:
+def embed(model: Any, input_ids: Tensor, attention_mask: Tensor, features: list[Features], **images: Tensor) -> Tensor:
     """`embed_columns` of one column; outputs are widened where autocast was on, those of every token too."""
     scheme = model.machine.scheme
     scheme.begin_forward()

@@ -51,15 +51,17 @@ def generate(
     model: Any, input_ids: Tensor, attention_mask: Tensor, new_tokens: int, forward: Forward,
     scores: list[Tensor] | None = None, **images: Tensor,
 ) -> Tensor:  # fmt: skip
-    """Prompts and completions. Images are seen with the prompts and stay until all is written. With `output_scores`, which PPO asks for, `scores` takes those of all words of each
-    token, over a temperature; in outline, of several tokens at once. What of it checks special tokens once is left out:
-    it makes a few bytes."""
+    """Prompts and completions. Images are seen with the prompts and stay until all is written. With `output_scores`,
+    which PPO asks for, `scores` takes those of all words of each token, over a temperature; in outline, of several
+    tokens at once. What of it checks special tokens once is left out: it makes a few bytes."""
     machine = model.machine
     with machine.no_grad(), generating(machine):
         position_ids = F.cumsum(attention_mask, -1) - 1
         position_ids = position_ids.masked_fill(attention_mask.eq(0), 0)
         model_kwargs = {"attention_mask": attention_mask, "position_ids": position_ids}
-        return sample(model, input_ids, {**model_kwargs}, new_tokens, forward, scores, images)  # which is one of its own
+        return sample(
+            model, input_ids, {**model_kwargs}, new_tokens, forward, scores, images
+        )  # which is one of its own
 
 
 @contextlib.contextmanager
@@ -192,12 +194,17 @@ def require_cache(model: Any) -> None:
     """Attention that is a family's own does not know of the cache."""
     if any([parameter.dim() == 3 for parameter in model.parameters()]):
         model.machine.guesses[EXPERTS] = None
-    layers = len(list(model.layers()))
-    if len(model.machine.cache.keys) != layers:
+    layers = [layer for layer in model.layers() if not shares_keys(layer)]
+    if len(model.machine.cache.keys) != len(layers):
         raise Unsupported.at(
             "model", f"how {model.model_type} keeps keys and values while it generates is not written down. "
             f"To fix: rl.engine vllm; or {TRACE_INSTEAD.removeprefix('To fix: ')}"
         )  # fmt: skip
+
+
+def shares_keys(layer: Any) -> bool:
+    """With a layer before it, as Gemma 4's last ones do, which keep none of their own."""
+    return bool(getattr(getattr(layer, "self_attn", None), "is_kv_shared_layer", False))
 
 
 def inputs_for_generation(
