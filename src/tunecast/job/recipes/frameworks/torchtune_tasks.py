@@ -1,5 +1,5 @@
-"""What torchtune trains for beyond SFT on text: preferences, distillation, images. None of it is written down for its own
-code: that of another stack stands for it, in torchtune's dtypes, and what it does otherwise is reported.
+"""What torchtune trains for beyond SFT on text: preferences, distillation, images. None of it is written down for its
+own code: that of another stack stands for it, in torchtune's dtypes, and what it does otherwise is reported.
 
 Recipes  recipes/lora_dpo_single_device.py and full_dpo_distributed.py, `concatenated_forward`; torchtune/rlhf/
          rewards.py, `get_batch_log_probs`; recipes/knowledge_distillation_single_device.py, `_loss_step`;
