@@ -83,7 +83,7 @@ def counted_before(found: Row) -> Iterator[str]:
     before = Counter(row["predicted_at"] for row in found["rows"] if "predicted_at" in row)
     if before:
         named = ", ".join(f"{files} at {commit}" for commit, files in before.most_common())
-        yield f"Not all were predicted at {found['commit'][:8]}, where all of text were read: {named}."
+        yield f"Not all were predicted at {found['commit'][:8]}: {named}."
         yield ""
 
 
