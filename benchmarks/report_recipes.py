@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -70,10 +71,20 @@ def counted(found: Row) -> Iterator[str]:
     for reason, files in list(whole["commonest"]["not answered"].items())[:WORST]:
         yield f"- {files}: {reason}"
     yield ""
+    yield from counted_before(found)
     yield "Beyond SFT and pre-training on text, most often not answered:"
     yield ""
     for reason, files in list(whole["commonest"]["of any task, not answered"].items())[:WORST]:
         yield f"- {files}: {reason}"
+
+
+def counted_before(found: Row) -> Iterator[str]:
+    """Rows that were not predicted with the commit that the result names."""
+    before = Counter(row["predicted_at"] for row in found["rows"] if "predicted_at" in row)
+    if before:
+        named = ", ".join(f"{files} at {commit}" for commit, files in before.most_common())
+        yield f"Not all were predicted at {found['commit'][:8]}: {named}."
+        yield ""
 
 
 def shown(share: float | None) -> str:

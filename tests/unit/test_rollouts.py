@@ -16,11 +16,12 @@ from tunecast.prediction.modelled import require_modelled
 from tunecast.prediction.price.host import host_of
 from tunecast.prediction.time.runtime import StepTime, step_time
 from tunecast.records import replace
-from tunecast.tape.build.job_runs import Builder, fold_job
+from tunecast.tape.build.fill_in import fill_in
+from tunecast.tape.build.job_runs import Builder, build, fold_job
 from tunecast.tape.build.tasks import generation
 from tunecast.tape.build.tasks.generation import followed_tokens, times_of
 from tunecast.tape.card import Card
-from tunecast.tape.op import LOOP, LOOP_END, Begin, Op, Phase
+from tunecast.tape.op import LOOP, LOOP_END, Alloc, Begin, Op, Phase
 from tunecast.tape.program import Program
 from tunecast.tape.shorten import cycle_of
 from tunecast.tape.step import step_of
@@ -144,3 +145,26 @@ def test_attention_without_a_cache_is_refused_by_name() -> None:
     config = {"model_type": "gpt2", "n_embd": 512, "n_layer": 7, "n_head": 8, "n_positions": 4096, "vocab_size": 3001}
     with pytest.raises(TunecastError, match="model: how gpt2 keeps keys and values while it generates"):
         fold_job(replace(job_of(completion_length=8), method="full"), config, Card(), builder=Builder(symbolic=False))
+
+
+OWN_ATTENTION = {
+    "ministral3": {
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "llama_4_scaling_beta": 0.1,
+                            "original_max_position_embeddings": 4096},
+    },
+    "gpt_neox": {"num_key_value_heads": 8},
+    "gemma4_text": {
+        "layer_types": ["sliding_attention"] * 6 + ["full_attention"], "sliding_window": 512, "num_kv_shared_layers": 0,
+        "hidden_size_per_layer_input": 0, "global_head_dim": 64,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", OWN_ATTENTION)
+def test_attention_of_a_familys_own_keeps_keys_and_values(kind: str) -> None:
+    """Of all tokens but the last, of every layer, two tensors in bf16."""
+    config = {**CONFIG, "head_dim": 64, **OWN_ATTENTION[kind], "model_type": kind}
+    job = fill_in(replace(job_of(completion_length=8), method="full"), config)
+    kept = ROWS * config["num_key_value_heads"] * (PROMPT + 8 - 1) * 64 * 2
+    sizes = [event.nbytes for event in build(job, config, [PROMPT + 8], Card()).events if isinstance(event, Alloc)]
+    assert sizes.count(kept) >= 2 * config["num_hidden_layers"]

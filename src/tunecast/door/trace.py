@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from tunecast.door.accelerate import accelerate_config
 from tunecast.door.filters import Names, names, size_of
+from tunecast.door.following import cards_unseen, following
 from tunecast.door.launchers import ScriptLaunch, launch_from, with_accelerate
 from tunecast.door.programs import program_path
 from tunecast.door.script_words import (
@@ -28,7 +29,6 @@ from tunecast.hardware.catalog import gpu as gpu_named
 from tunecast.hardware.cluster import Cluster, cards_of
 from tunecast.hardware.spec import Gpu
 from tunecast.job.model import bundled_models, resolve_model
-from tunecast.job.recipes.launch.launchers import VISIBLE, cards_of_environment
 from tunecast.prediction.memory.allocator import AllocatorSettings, settings_from_alloc_conf
 from tunecast.prediction.modelled import card_of
 from tunecast.prediction.on_card import OnCard, allocator_settings, on_card
@@ -53,8 +53,6 @@ ALLOC_CONF = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 MOST_BLOCKS = 20
 MOST_LAUNCHES = 3
 """Launchers that start each other, followed one by one."""
-MOST_COMMAND = 160
-"""Characters of a command that is told beside others."""
 
 
 class CardMemory(NamedTuple):
@@ -316,13 +314,13 @@ class ScriptTracer:
         except NotComposable as error:
             tape, answer = _traced(*asked, quiet=True, skips=False)
             run = script_run(tape, replace(answer, all_traced=str(error)), self.steps)
-        unseen = () if self.gpus else _cards_unseen(launch)
+        unseen = () if self.gpus else cards_unseen(launch)
         whole = replace(tape, guesses=(*tape.guesses, *answer.untraced, *run.guesses, *unseen))
         return ScriptTrace(self, whole, run, answer, card, card, _others(launch, card))
 
     def _following(self, launch: ScriptLaunch, answer: Answer) -> ScriptTracer:
         """The script is a launcher: what it would start is traced instead."""
-        inner = _followed(launch, answer, self.nproc_per_node, self.nnodes)
+        inner = following(launch, answer, self.nproc_per_node, self.nnodes)
         conf, configured = _configured(inner, self.allocator)
         more = self.launchers_followed + 1
         return replace(self, launch=inner, conf=conf, configured=configured, launchers_followed=more)
@@ -377,37 +375,6 @@ def _program(launch: ScriptLaunch, interpreter: str, given: str | None) -> tuple
     if given is None and os.sep in own and own != interpreter and has_torch(own):
         interpreter = own
     return replace(launch, script=path), interpreter
-
-
-def _followed(launch: ScriptLaunch, answer: Answer, nproc_per_node: int | None, nnodes: int | None) -> ScriptLaunch:
-    """What a script starts that is a launcher itself, with the environment the script has made for it."""
-    inner = launch_from(answer.launches, nproc_per_node=nproc_per_node)
-    return replace(
-        inner,
-        environment={**launch.environment, **answer.environment, **inner.environment},
-        folder=answer.folder,
-        nproc_per_node=nproc_per_node or inner.nproc_per_node or launch.nproc_per_node,
-        nnodes=nnodes or inner.nnodes or launch.nnodes,
-        notes=(*launch.notes, f"{os.path.basename(launch.script)} starts this itself: {_in_brief(answer.launches)}"),
-    )
-
-
-def _in_brief(command: Sequence[str]) -> str:
-    words = [os.path.basename(word) if os.path.isabs(word) else word for word in command]
-    text = " ".join(words)
-    return text if len(text) <= MOST_COMMAND else f"{text[:MOST_COMMAND].rpartition(' ')[0]} …"
-
-
-def _cards_unseen(launch: ScriptLaunch) -> tuple[str, ...]:
-    """One process that sees several cards is traced on one of them."""
-    said = cards_of_environment({name: value for name, value in launch.environment.items() if name in VISIBLE})
-    count = said["gpus"][0] if "gpus" in said else 1
-    if count < 2 or (launch.nproc_per_node or 1) > 1:
-        return ()
-    return (
-        f"{said['gpus'][1]} shows one process {count} cards, and it is traced on one of them; "
-        f"--nproc-per-node {count} traces one of {count} processes",
-    )
 
 
 def _configs(given: Sequence[str]) -> dict[str, Mapping[str, Any]]:

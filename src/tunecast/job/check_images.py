@@ -9,9 +9,6 @@ from tunecast.job.stacks import STACKS
 
 SEEING = (*LANGUAGE, *PREFERENCES, "grpo", "rloo", "distill")
 """Tasks whose programs give a model images."""
-WITH_HEADS = ("ms-swift", "megatron")
-"""Stacks that give a model that sees a head of their own; transformers has no such class (swift/model/patcher.py,
-`_patch_sequence_classification`)."""
 WITHOUT_REFERENCE = ("orpo", "cpo", "simpo")
 """trl/experimental/{cpo,orpo} of 1.16.0 know no `pixel_values`; other stacks have trainers of their own."""
 RULES: list[Rule] = []
@@ -26,7 +23,7 @@ def images_are_seen(images: int, frames: int, stack: str, task: str) -> Problem 
     if not STACKS[stack].sees_images:
         known = ", ".join(name for name, each in STACKS.items() if each.sees_images)
         return Problem(field, f"got {got}, known of {known}; allowed with {stack}: 0; nearest: 0")
-    seeing = (*SEEING, *HEADS) if stack in WITH_HEADS else SEEING
+    seeing = (*SEEING, *HEADS) if STACKS[stack].heads_see else SEEING
     if task not in seeing:
         return Problem(field, f"got {got} with task {task}; allowed: with {', '.join(seeing)}; nearest: 0")
     if task in WITHOUT_REFERENCE and STACKS[stack].runs_trl:
@@ -44,13 +41,13 @@ def images_are_not_packed(packing: bool, images: int, frames: int, stack: str) -
 
 @rule("parallel.context", "vision.images", "vision.frames", "stack")
 def rows_with_images_stay_whole(context: int, images: int, frames: int, stack: str) -> str | None:
-    if context == 1 or not (images or frames) or STACKS[stack].uses_megatron or stack == "automodel":
+    if context == 1 or not (images or frames) or STACKS[stack].spreads_images:
         return None
     return f"got {context} with images, of which no rows that cards share are written down; allowed: 1; nearest: 1"
 
 
 @rule("parallel.pipeline", "vision.images", "vision.frames", "stack")
 def towers_are_not_staged(pipeline: int, images: int, frames: int, stack: str) -> str | None:
-    if pipeline == 1 or not (images or frames) or STACKS[stack].uses_megatron or stack == "automodel":
+    if pipeline == 1 or not (images or frames) or STACKS[stack].spreads_images:
         return None
     return f"got {pipeline} with images, of which no pipeline's stages are written down; allowed: 1; nearest: 1"

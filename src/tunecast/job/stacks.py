@@ -73,6 +73,11 @@ class Stack:
     """`parallel.offload`."""
     sees_images: bool = False
     """Trains on images too (`vision`)."""
+    spreads_images: bool = False
+    """Rows with images over cards that share them, and towers on a pipeline's first stage."""
+    heads_see: bool = False
+    """Gives a model that sees a head of its own, of which transformers has no class (swift/model/patcher.py,
+    `_patch_sequence_classification`)."""
     offloads_activations: bool = False
     syncs_as_told: bool = False
     """`parallel.sync_each_batch`, without accelerate."""
@@ -277,6 +282,7 @@ _MS_SWIFT = replace(
     adapts_itself=True,
     frugal=None,
     lists_linear=True,  # swift/pipelines/train/tuner.py, `get_target_modules`
+    heads_see=True,
     trained_parts=("language",),  # `freeze_vit`, `freeze_aligner` (swift/arguments/tuner_args.py)
 )
 _UNSLOTH = Stack(
@@ -352,6 +358,8 @@ _MEGATRON = Stack(
     targets="attention",  # linear_qkv, linear_proj
     tasks=(*LANGUAGE, "dpo", "kto", "reward", "classify", "rerank", "grpo"),  # swift/megatron/trainers
     sees_images=True,
+    spreads_images=True,
+    heads_see=True,
     drops_before_experts=True,  # its adapters are its own, not PEFT's
 )
 _AUTOMODEL = Stack(
@@ -362,6 +370,7 @@ _AUTOMODEL = Stack(
     splits=("tensor", "pipeline", "context", "expert"),
     offloads=True,
     sees_images=True,
+    spreads_images=True,
     syncs_as_told=True,  # `defer_fsdp_grad_sync: false`
     has_narrow_loss=True,
     has_plain_tensor=True,

@@ -206,11 +206,12 @@ def test_a_script_without_a_model_is_started_as_its_docstring_shows(tmp_path: Pa
     assert recipe.places["micro_batch"].key == "per_device_train_batch_size" and recipe.places["micro_batch"].line == 4
 
 
-def test_megatron_sees_nothing(tmp_path: Path) -> None:
+def test_megatron_sees_images(tmp_path: Path) -> None:
     path = tmp_path / "x.sh"
     path.write_text(f"megatron sft --model {VISION} --dataset AI-ModelScope/LaTeX_OCR\n")
     recipe = find_recipe(path)
-    assert recipe is not None and recipe.refused is not None and recipe.refused.startswith("images or videos: ")
+    assert recipe is not None and recipe.refused is None
+    assert recipe.job["vision"] == {"images": 1, "trained": ["language"]}
 
 
 @pytest.mark.parametrize("name", ["XPOTrainer", "OnlineDPOTrainer", "NashMDTrainer", "BCOTrainer", "GOLDTrainer",

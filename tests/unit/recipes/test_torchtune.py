@@ -221,7 +221,6 @@ def test_llama_4_on_text_is_an_estimate_of_transformers(tmp_path: Path) -> None:
     ("text", "named"),
     [
         (COMMAND + FILE + "quantizer: {_component_: torchtune.training.quantization.Q, groupsize: 256}\n", "QAT"),
-        (COMMAND + FILE + "teacher_model: {_component_: torchtune.models.llama3_1.llama3_1_8b}\n", "distillation"),
         (COMMAND + FILE.replace("model:\n", "policy_model:\n", 1), "ppo"),
         (COMMAND + FILE.replace("llama3_1.lora_llama3_1_8b", "llama3_2_vision.llama3_2_vision_11b"), "vision"),
         (COMMAND.replace("lora_finetune_single_device", "eleuther_eval") + FILE, "evaluation"),
@@ -231,6 +230,12 @@ def test_llama_4_on_text_is_an_estimate_of_transformers(tmp_path: Path) -> None:
 def test_other_tasks_are_refused_by_name(tmp_path: Path, text: str, named: str) -> None:
     refused = read(tmp_path, text).refused
     assert refused is not None and refused.startswith(f"{named}:")
+
+
+def test_distillation_is_by_another_stacks_code(tmp_path: Path) -> None:
+    recipe = read(tmp_path, COMMAND + FILE + "teacher_model: {_component_: torchtune.models.llama3_1.llama3_1_8b}\n")
+    assert recipe.refused is None and (field(recipe, "task"), field(recipe, "stack")) == ("distill", "trl")
+    assert "teacher_model._component_" in {each.key for each in recipe.not_understood}
 
 
 def test_preference_tuning_is_a_task(tmp_path: Path) -> None:

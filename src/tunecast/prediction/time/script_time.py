@@ -45,6 +45,7 @@ BACKWARD = " (backward)"
 
 REPLAYED = "time: a replayed step takes as long as the traced one with the nearest batch"
 
+
 class StepCount(NamedTuple):
     """Optimizer steps of a script's whole run and of an epoch; None is what nobody says."""
 

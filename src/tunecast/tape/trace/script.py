@@ -62,9 +62,7 @@ class Stop(BaseException):
     """Enough steps were taken."""
 
 
-def trace_script(
-    request: ScriptRequest, recorder: Recorder, sandbox: Sandbox
-) -> tuple[Answer, Sequence[Unit]]:
+def trace_script(request: ScriptRequest, recorder: Recorder, sandbox: Sandbox) -> tuple[Answer, Sequence[Unit]]:
     """How it went, and the units of its run where calls may be skipped."""
     show_devices(request.devices if request.names_devices else 0)
     run = ScriptRun(request, recorder, sandbox)

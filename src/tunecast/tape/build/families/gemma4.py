@@ -110,6 +110,8 @@ class Gemma4Attention(decoder.SelfAttention):
             key_states, value_states = shared_kv_states[self.kind]
         else:
             key_states, value_states = self.keys_and_values(hidden_states, cos, sin)
+            if self.machine.cache is not None:
+                key_states, value_states = self.machine.cache.update(key_states, value_states, self.window)
         if self.stores_keys:
             shared_kv_states[self.kind] = key_states, value_states
         attn_output, attn_weights = attention.attend(

@@ -367,6 +367,8 @@ class Ministral3Attention(decoder.SelfAttention):
         batch, length, _ = hidden_states.shape
         query_states, key_states, value_states = self.qkv(hidden_states, position_embeddings)
         query_states = query_states * attention_scale(position_ids).to(query_states.dtype)
+        if self.machine.cache is not None:
+            key_states, value_states = self.machine.cache.update(key_states, value_states, self.window)
         attn_output, attn_weights = attention.attend(
             query_states, key_states, value_states, attention_mask, self.groups, self.dropout,
             position_ids=position_ids, window=self.window,

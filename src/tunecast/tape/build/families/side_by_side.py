@@ -228,6 +228,8 @@ class NeoxAttention(Module):
         query_states, key_states, value_states = qkv.chunk(3, -1)
         cos, sin = position_embeddings
         query_states, key_states = attention.apply_partial_rotary(query_states, key_states, cos, sin)
+        if self.machine.cache is not None:
+            key_states, value_states = self.machine.cache.update(key_states, value_states, None)
         attn_output, attn_weights = attention.attend(
             query_states, key_states, value_states, attention_mask, dropout=self.attention_dropout,
             position_ids=position_ids,
@@ -274,7 +276,10 @@ class NeoxTransformer(Module):
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         inputs_embeds = self.embed_in(input_ids)
-        position_ids = positions(self.machine, input_ids.shape[1]).unsqueeze(0)
+        cache = self.machine.cache
+        position_ids = None if cache is None else cache.position_ids
+        if position_ids is None:
+            position_ids = positions(self.machine, input_ids.shape[1]).unsqueeze(0)
         mask = causal_mask(attention_mask, inputs_embeds)
         hidden_states = self.emb_dropout(inputs_embeds)
         position_embeddings = self.rotary_emb(hidden_states, position_ids=position_ids)

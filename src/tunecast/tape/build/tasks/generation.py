@@ -195,12 +195,17 @@ def require_cache(model: Any) -> None:
     """Attention that is a family's own does not know of the cache."""
     if any([parameter.dim() == 3 for parameter in model.parameters()]):
         model.machine.guesses[EXPERTS] = None
-    layers = len(list(model.layers()))
-    if len(model.machine.cache.keys) != layers:
+    layers = [layer for layer in model.layers() if not shares_keys(layer)]
+    if len(model.machine.cache.keys) != len(layers):
         raise Unsupported.at(
             "model", f"how {model.model_type} keeps keys and values while it generates is not written down. "
             f"To fix: rl.engine vllm; or {TRACE_INSTEAD.removeprefix('To fix: ')}"
         )  # fmt: skip
+
+
+def shares_keys(layer: Any) -> bool:
+    """With a layer before it, as Gemma 4's last ones do, which keep none of their own."""
+    return bool(getattr(getattr(layer, "self_attn", None), "is_kv_shared_layer", False))
 
 
 def inputs_for_generation(
