@@ -12,8 +12,8 @@ filters.py       Which offers are meant: the options that `tunecast offers` and 
                  their flags
 fit.py           The smallest changes, least harm first, after which a job fits its card; of a job that fits, what makes
                  it faster
-largest.py       The most that fits a card: the largest bundled model, the longest sequence, the largest micro-batch
 following.py     Launchers that a script starts itself, and cards that its launcher shows it
+largest.py       The most that fits a card: the largest bundled model, the longest sequence, the largest micro-batch
 launchers.py     What stands before the script on a command line: `python`, `torchrun`, `accelerate launch`, or nothing
 offers.py        What machines with GPUs cost, and whether one is free
 plan.py          Which machines to rent for a job, with which settings, how long it takes and what it costs in all
