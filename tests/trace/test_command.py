@@ -114,7 +114,7 @@ def test_interrupted_it_leaves_no_process_behind(
 
 ENDS = {
     "os._exit(0)": (0, ""),
-    "os._exit(3)": (5, "the script stopped after 2 steps: the script ended with os._exit(3)"),
+    "os._exit(3)": (5, "the script failed after 2 steps: the script ended with os._exit(3)"),
     "model(values); ctypes.string_at(0)": (5, "crashed with SIGSEGV (Segmentation fault) after 2 optimizer steps"),
     "model(values); os.kill(os.getpid(), 9)": (5, "most likely by the kernel for want of memory, after 2 optimizer"),
 }
@@ -160,4 +160,4 @@ def test_a_script_may_train_in_threads_or_not_at_all(tmp_path: Path, run_program
     inside, nothing = run_programs(*commands, **command_and_options(folder=tmp_path)[1])
     assert (inside.returncode, inside.stderr) == (0, ""), "no traceback"
     assert json.loads(inside.stdout)["trace"]["steps"] >= 3
-    assert nothing.returncode == 5 and "without an optimizer step" in nothing.stderr
+    assert nothing.returncode == 5 and "took no optimizer step" in nothing.stderr
