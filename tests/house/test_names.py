@@ -179,9 +179,10 @@ def test_flags_of_plan() -> None:
 def test_flags_of_a_script() -> None:
     """What `plan` and `fit` take before `--`: a job's flags are not among them."""
     tracing = {"-h", "--help", "--json", "--short", "--python", "--time-limit", "--memory-limit", "--traces"}
-    assert set(fit_script.parser()._option_string_actions) == tracing | TRACE | {"--allow"}
+    script = TRACE - {"--gpus"}  # cards of one process are traced alone
+    assert set(fit_script.parser()._option_string_actions) == tracing | script | {"--allow"}
     of_plan = set(plan.parser()._option_string_actions) - (JOB - set(FILTER_FLAGS)) - HELP_ALL - {"--keep", "--allow"}
-    assert set(plan_script.parser()._option_string_actions) == tracing | TRACE | of_plan - {"--nodes-up-to"}
+    assert set(plan_script.parser()._option_string_actions) == tracing | script | of_plan - {"--nodes-up-to"}
 
 
 def test_flags_of_fit() -> None:

@@ -70,7 +70,7 @@ def add_script_flags(parser: argparse._ActionsContainer) -> None:
         "steps alike are replayed)",
     )  # fmt: skip
     parser.add_argument(
-        "--total-steps", metavar="N", type=count, help="optimizer steps of the whole run, where the script says none"
+        "--total-steps", metavar="N", type=count, help="optimizer steps of the whole run, whatever the script says"
     )
     parser.add_argument("--nproc-per-node", metavar="N", type=count, help="processes on each machine, one per GPU")
     parser.add_argument("--nnodes", metavar="N", type=count, help="machines")

@@ -225,7 +225,7 @@ def trace(
     capacity_bytes  give PyTorch this much, whatever the card has; or `reserve_bytes` are held by others
     models          `NAME=CONFIG`: what the script loads as NAME has this config.json, bundled model or Hub id
     python          the interpreter that has torch; `limits`: how long it may run, and how much it may hold
-    total_steps     optimizer steps of the whole run, where the script does not say them itself
+    total_steps     optimizer steps of the whole run, whatever the script says
     """
     capacity, reserve = size_of("capacity_bytes", capacity_bytes), size_of("reserve_bytes", reserve_bytes) or 0
     if capacity is not None and reserve:
@@ -342,12 +342,12 @@ class ScriptTracer:
         return assumptions_of(self.launch, self.gpu, self.conf, self.reserve_bytes)
 
     def step_count(self, answer: Answer) -> StepCount:
-        """Counted, where the script ran to its end; else as the user, then as its trainer says."""
+        """As the user says; else counted, where the script ran to its end; else as its trainer says."""
         facts = answer.facts
-        if answer.finished and answer.steps and not answer.error:
-            return StepCount(answer.steps, "the trace, which ran to its end,", facts.epoch_steps)
         if self.total_steps is not None:
             return StepCount(self.total_steps, "--total-steps", facts.epoch_steps)
+        if answer.finished and answer.steps and not answer.error:
+            return StepCount(answer.steps, "the trace, which ran to its end,", facts.epoch_steps)
         if facts.total_steps is None and self.one_epoch:
             return StepCount(facts.epoch_steps, "one epoch of the script's data loader", facts.epoch_steps)
         return StepCount(facts.total_steps, facts.total_steps_from, facts.epoch_steps)

@@ -35,6 +35,7 @@ torchtitan_registry.py   torchtitan's configurations as it has them since Februa
                          torchtitan/models/*/config_registry.py, followed without running them, and told in the words
                          of the TOML files before
 torchtune.py             torchtune's YAML, of its recipes/configs or one's own
+torchtune_tasks.py       What torchtune trains for beyond SFT on text: preferences, distillation, images
 training_arguments.py    Arguments of transformers' Trainer in a file
 trl.py                   TRL's YAML, as `trl sft`, alignment-handbook and open-r1 have it
 unsloth.py               Unsloth's scripts and notebooks, read without running them; a notebook's outputs are no part
