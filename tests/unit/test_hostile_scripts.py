@@ -392,7 +392,8 @@ def started(place: Place, script: str) -> Iterator[subprocess.Popen[bytes]]:
     """As tunecast starts a guard: in a session of its own, below a process that can be killed."""
     below = command(place, script, TraceLimits())
     environment = {**place.environment, "BROKEN_WALL": NO_FILTER}
-    above = (
+    above = (  # whoever runs the tests may ignore hang-ups (nohup), which is inherited
+        "import signal\nsignal.signal(signal.SIGHUP, signal.SIG_DFL)\n"
         f"from subprocess import *\np = Popen({below!r}, start_new_session=True)\nprint(p.pid, flush=True)\np.wait()"
     )
     process = subprocess.Popen(

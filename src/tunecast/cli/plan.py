@@ -38,14 +38,12 @@ kernels. --keep fixes more, --allow frees more."""
 EPILOG = """\
 examples:
   tunecast plan llama-3.1-8b --method lora --tokens 20000000
-  tunecast plan job.yaml --within 6h --max-usd 50
+  tunecast plan job.yaml --within 6h --max-usd 50 --html plan.html
   tunecast plan job.yaml --eu --no-cloud-act                    in the EU for sure, no US parent known
   tunecast plan job.yaml --spot --exclude-provider gcp          spot machines may be picked too
   tunecast plan job.yaml --runs 8                               a sweep of 8 variants, one after another
   tunecast plan job.yaml --gpu rtx-4090                         on such cards alone; your own: tunecast offers add
-  tunecast plan job.yaml --allow method,optimizer --html plan.html
   tunecast plan --eu --within 6h -- train.py --epochs 3         your own script, traced (its flags: plan --help --)
-  tunecast plan -- torchrun --nproc-per-node 8 train.py         on machines of eight cards
 """
 
 

@@ -35,8 +35,7 @@ EPILOG = """\
 examples:
   tunecast trace -- train.py --epochs 3
   tunecast trace --gpu rtx-4090 --html memory.html -- train.py        does it fit, and what happens when
-  tunecast trace --nproc-per-node 8 -- train.py                       one of eight processes: DDP, FSDP
-  tunecast trace -- torchrun --nproc-per-node 8 train.py              the same, as you start it
+  tunecast trace -- torchrun --nproc-per-node 8 train.py              one of eight processes: DDP, FSDP
   tunecast trace --gpus 2 -- train.py                                 one process on two cards: device_map
   tunecast trace -- trl sft --config sft.yaml                         an installed program
   tunecast trace -- bash run.sh                                       a shell or Slurm script that ends in a training

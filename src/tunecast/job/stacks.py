@@ -281,7 +281,6 @@ _MS_SWIFT = replace(
     preference_head="rows",  # swift/rlhf_trainers/rlhf_mixin.py, `get_per_token_logps` of 4.6.0, with trl before 1.0
     adapts_itself=True,
     frugal=None,
-    lists_linear=True,  # swift/pipelines/train/tuner.py, `get_target_modules`
     heads_see=True,
     trained_parts=("language",),  # `freeze_vit`, `freeze_aligner` (swift/arguments/tuner_args.py)
 )

@@ -18,6 +18,8 @@ from tunecast.tape.trace.recorder import Recorder
 from tunecast.tape.trace.scopes import LIBRARY_FOLDERS
 from tunecast.tape.trace.values import known
 
+EQUALITY = ("__eq__", "__ne__")
+"""Of two such numbers it asks whether they are NaN: `assert loss.item() == loss.item()`."""
 COMPARISONS = ("__lt__", "__le__", "__gt__", "__ge__", "__eq__", "__ne__")
 ARITHMETIC = (
     *("__add__", "__radd__", "__sub__", "__rsub__", "__mul__", "__rmul__", "__truediv__", "__rtruediv__"),
@@ -42,7 +44,8 @@ def follow(recorder: Recorder) -> None:
 def unknown_number(recorder: Recorder) -> type[float]:
     def compare(name: str) -> Callable[[Any, Any], Any]:
         def compared(self: float, other: Any) -> Any:
-            ordinary = not isinstance(other, float) or math.isfinite(other)
+            is_nan_test = name in EQUALITY and isinstance(other, UnknownNumber)
+            ordinary = not is_nan_test and (not isinstance(other, float) or math.isfinite(other))
             frame = sys._getframe(1)
             if other is not self and ordinary and not frame.f_code.co_filename.startswith((*LIBRARY_FOLDERS, "<")):
                 where = f"{frame.f_code.co_filename.rpartition('/')[2]}:{frame.f_lineno}"
