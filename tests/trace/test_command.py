@@ -149,15 +149,21 @@ def test_however_a_script_ends_it_is_told(tmp_path: Path, run_programs: Callable
             assert json.loads(done.stdout)["trace"]["steps"] == 2
 
 
-def test_a_script_may_train_in_threads_or_not_at_all(tmp_path: Path, run_programs: Callable[..., Any]) -> None:
+@pytest.mark.newer
+def test_a_script_may_train_in_threads(tmp_path: Path, run_programs: Callable[..., Any]) -> None:
+    """Of torch 2.8 fake tensors in several threads end the process now and then."""
     threads = "threads = [threading.Thread(target=train, args=(9,)) for _ in range(4)]"
     (tmp_path / "threads.py").write_text(
         f"{END_AFTER_TWO}{threads}\nfor t in threads: t.start()\nfor t in threads: t.join()\n"
     )
-    (tmp_path / "nothing.py").write_text("print('usage: nothing.py --data FILE')\n")
-    names = ("threads.py", "nothing.py")
-    commands = [command_and_options("trace", "--json", "--", name, folder=tmp_path)[0] for name in names]
-    inside, nothing = run_programs(*commands, **command_and_options(folder=tmp_path)[1])
+    command, options = command_and_options("trace", "--json", "--", "threads.py", folder=tmp_path)
+    (inside,) = run_programs(command, **options)
     assert (inside.returncode, inside.stderr) == (0, ""), "no traceback"
     assert json.loads(inside.stdout)["trace"]["steps"] >= 3
+
+
+def test_a_script_may_do_nothing_at_all(tmp_path: Path, run_programs: Callable[..., Any]) -> None:
+    (tmp_path / "nothing.py").write_text("print('usage: nothing.py --data FILE')\n")
+    command, options = command_and_options("trace", "--json", "--", "nothing.py", folder=tmp_path)
+    (nothing,) = run_programs(command, **options)
     assert nothing.returncode == 5 and "took no optimizer step" in nothing.stderr
