@@ -14,6 +14,7 @@ from tunecast.job import Job, job_from_dict
 from tunecast.job.lengths import sample_lengths
 from tunecast.prediction.data.batches import steps_between_evaluations, steps_between_saves
 from tunecast.prediction.data.lengths import Epoch, epoch_of, eval_batches, evaluated_rows
+from tunecast.prediction.outside.further import NO_FURTHER_FILES
 from tunecast.prediction.price.host import DEFAULT_HOST, Host, loop_s
 from tunecast.prediction.time import whole
 from tunecast.prediction.time.by_length import WAITING, ByLength, mean_step, mean_step_s, priced_lengths
@@ -48,6 +49,8 @@ def job(**fields: Any) -> Job:
 
 def files(model: int, checkpoint: int, weights: int, cast: int = 0) -> Any:
     return SimpleNamespace(
+        downloaded_bytes=model,
+        further=NO_FURTHER_FILES,
         loading=SimpleNamespace(host_mapped_bytes=model, host_bytes=cast, model_bytes=2 * model),
         disk=SimpleNamespace(checkpoint_bytes=checkpoint, weights_bytes=weights, writers=1),
     )

@@ -242,6 +242,7 @@ def _around(start: ShellStart, around: ScriptLaunch, folder: str) -> ScriptLaunc
 
 
 def _after_torchrun(words: Words, around: ScriptLaunch, context: _Context) -> ScriptLaunch:
+    """torch/distributed/run.py."""
     options, rest = _own_options(words)
     if "no_python" in options:
         raise UsageError("torchrun --no-python runs no script that could be traced", field="script")
