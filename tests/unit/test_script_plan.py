@@ -112,14 +112,16 @@ def test_a_length_nobody_says_has_to_be_given(tracer: Tracer) -> None:
     assert plan.best is not None and plan.best.phases_s["training"] == pytest.approx(7 * plan.best.step_s)
 
 
-def test_counted_steps_win(tracer: Tracer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_given_steps_win_over_counted_ones(tracer: Tracer, monkeypatch: pytest.MonkeyPatch) -> None:
     def ended(*args: Any, **how: Any) -> tuple[Tape, Answer]:
         found, answer = tracer(*args, **how)
         return found, Answer(steps=3, finished=True, facts=answer.facts)
 
     monkeypatch.setattr(trace, "trace_script", ended)
-    time = tunecast.trace(["train.py"], total_steps=9).time
-    assert time is not None and time.steps == 3
+    counted = tunecast.trace(["train.py"]).time
+    assert counted is not None and counted.steps == 3
+    given = tunecast.trace(["train.py"], total_steps=9).time
+    assert given is not None and given.steps == 9
 
 
 def test_settings_of_a_job_are_not_for_scripts(tracer: Tracer) -> None:
