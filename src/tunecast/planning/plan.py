@@ -20,7 +20,7 @@ from tunecast.job.model import ModelConfig
 from tunecast.market.cost import RUNS_A_YEAR, break_even_hours
 from tunecast.market.offer import ON_DEMAND, Offer
 from tunecast.market.selection import BESIDE, Selection
-from tunecast.planning.bill import USUAL_START_S, Biller, Terms
+from tunecast.planning.bill import USUAL_START_S, Bill, Biller, Terms
 from tunecast.planning.choice import (
     DOLLARS,
     NO_LIMITS,
@@ -46,7 +46,7 @@ from tunecast.planning.search import FRONT, FittingSetting, Outcome, Progress, S
 from tunecast.planning.space import Freedom, Rig, Space, space_of
 from tunecast.prediction.culprit import require_architecture
 from tunecast.prediction.engines import analytic
-from tunecast.prediction.evidence import evidence_for, evidence_of
+from tunecast.prediction.evidence import Evidence, evidence_for, evidence_of
 from tunecast.records import dataclass, replace
 from tunecast.tape.build.fill_in import fill_in_of
 from tunecast.units import GIB, HOUR_S
@@ -120,6 +120,30 @@ class PlanMaker(ABC):
 
     @abstractmethod
     def _choice(self, point: Point[FittingSetting]) -> Choice: ...
+
+    def as_found(self, found: FittingSetting, bill: Bill, evidence: Evidence) -> Choice:
+        """A choice with all but what only a job has."""
+        rig, _, offer, timed, held = found
+        return Choice(
+            fleet=Fleet(rig.gpu, rig.gpus, rig.nodes, offer, self.biller.serving),
+            job=None,
+            changes={},
+            device_bytes=held.device_bytes,
+            device_range_bytes=held.range_bytes,
+            capacity_bytes=held.capacity_bytes,
+            step_s=timed.step_s,
+            total_s=bill.total_s,
+            total_range_s=bill.range_s,
+            bill=bill.cost,
+            usd_range=bill.usd_range,
+            tokens=0.0,
+            phases_s=self.biller.phases(timed, offer),
+            risk=_risk_of(held.range_bytes[1], held.capacity_bytes),
+            rough=bill.rough,
+            evidence=evidence.words,
+            validated=evidence.validated,
+            runs=self.biller.said.runs,
+        )
 
     @abstractmethod
     def with_prediction(self, choice: Choice) -> Choice: ...
@@ -312,7 +336,7 @@ class JobPlanner(PlanMaker):
         return evidence_for(rig.gpu_name, job.stack, job.method, rig.cards > 1, low_precision=low).validated
 
     def _choice(self, point: Point[FittingSetting]) -> Choice:
-        rig, setting, offer, timed, held = point.of
+        rig, setting, offer, timed, _ = point.of
         assert setting is not None
         biller = self.biller
         bill = biller.bill(timed, offer, rig.nodes)
@@ -323,28 +347,13 @@ class JobPlanner(PlanMaker):
         if bill.save_steps is not None:
             job = replace(job, run=replace(job.run, save_strategy="steps", save_steps=bill.save_steps))
         before, after = self.space.job.flat(), job.flat()
-        evidence = evidence_of(job, rig.gpu_name)
-        return Choice(
-            fleet=Fleet(rig.gpu, rig.gpus, rig.nodes, offer, biller.serving),
+        return replace(
+            self.as_found(point.of, bill, evidence_of(job, rig.gpu_name)),
             job=job,
             changes={name: after[name] for name in SETTINGS if before[name] != after[name]},
-            device_bytes=held.device_bytes,
-            device_range_bytes=held.range_bytes,
-            capacity_bytes=held.capacity_bytes,
-            step_s=timed.step_s,
-            total_s=bill.total_s,
-            total_range_s=bill.range_s,
-            bill=bill.cost,
-            usd_range=bill.usd_range,
             tokens=timed.whole.real_tokens * biller.said.runs,
-            phases_s=biller.phases(timed, offer),
-            risk=risk_of(held.range_bytes[1], held.capacity_bytes),
-            rough=bill.rough,
             ram_bytes=self.estimator.ram_bytes(rig, setting),
             disk_bytes=self._disk_bytes(point.of),
-            evidence=evidence.words,
-            validated=evidence.validated,
-            runs=biller.said.runs,
         )
 
     def _disk_bytes(self, found: FittingSetting) -> int | None:
@@ -394,7 +403,7 @@ def with_data(job: Job, assumed: list[str]) -> Job:
     return replace(job, data=replace(data, tokens=ASSUMED_TOKENS))
 
 
-def risk_of(high_bytes: int, capacity_bytes: int) -> str | None:
+def _risk_of(high_bytes: int, capacity_bytes: int) -> str | None:
     if high_bytes <= capacity_bytes:
         return None
     over = (high_bytes - capacity_bytes) / GIB

@@ -21,11 +21,11 @@ from tunecast.hardware.spec import Gpu, card_name
 from tunecast.market.offer import Offer
 from tunecast.market.selection import Selection
 from tunecast.planning.bill import USUAL_START_S
-from tunecast.planning.choice import Choice, Fleet, Plan, Refusal
+from tunecast.planning.choice import Choice, Plan, Refusal
 from tunecast.planning.constraints import larger_card
 from tunecast.planning.estimate import Held
 from tunecast.planning.goals import Aim, Goal, Point
-from tunecast.planning.plan import PlanMaker, Question, risk_of
+from tunecast.planning.plan import PlanMaker, Question
 from tunecast.planning.price import timed_of
 from tunecast.planning.search import FRONT, FittingSetting, Outcome
 from tunecast.planning.space import BFLOAT16, Rig, joined_up_to, rig_of
@@ -185,32 +185,12 @@ class ScriptPlanMaker(PlanMaker):
         return evidence_for(rig.gpu_name, A_SCRIPT, None, rig.cards > 1).validated
 
     def _choice(self, point: Point[FittingSetting]) -> Choice:
-        rig, _, offer, timed, held = point.of
-        biller, done = self.biller, self.prediction(rig)
-        bill = biller.bill(timed, offer, rig.nodes)
+        rig, _, offer, timed, _ = point.of
         evidence = evidence_for(rig.gpu_name, A_SCRIPT, None, rig.cards > 1)
-        told = done.time
+        told = self.prediction(rig).time
         epochs = told.steps / told.epoch_steps if told is not None and told.steps and told.epoch_steps else None
-        return Choice(
-            fleet=Fleet(rig.gpu, rig.gpus, rig.nodes, offer),
-            job=None,
-            changes={},
-            device_bytes=held.device_bytes,
-            device_range_bytes=held.range_bytes,
-            capacity_bytes=held.capacity_bytes,
-            step_s=timed.step_s,
-            total_s=bill.total_s,
-            total_range_s=bill.range_s,
-            bill=bill.cost,
-            usd_range=bill.usd_range,
-            tokens=0.0,
-            phases_s=biller.phases(timed, offer),
-            risk=risk_of(held.range_bytes[1], held.capacity_bytes),
-            rough=bill.rough,
-            evidence=evidence.words,
-            validated=evidence.validated,
-            runs=biller.said.runs,
-            script_epochs=epochs,
+        return replace(
+            self.as_found(point.of, self.biller.bill(timed, offer, rig.nodes), evidence), script_epochs=epochs
         )
 
     def with_prediction(self, choice: Choice) -> Choice:

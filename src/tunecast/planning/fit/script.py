@@ -15,48 +15,15 @@ from tunecast.advise.ladder import Harm
 from tunecast.advise.script_ladder import ScriptRung, ScriptSet, Sets
 from tunecast.hardware.catalog import gpus
 from tunecast.hardware.spec import Gpu
-from tunecast.planning.fit.solution import FrugalJob, LargerCards
+from tunecast.planning.fit.solution import FIGURES, FitFigures, FrugalJob, LargerCards, least_room
 from tunecast.prediction.on_card import context_of
 from tunecast.prediction.prediction import Prediction
-from tunecast.prediction.verdict import Room
 from tunecast.records import NamedTuple, dataclass, field
 from tunecast.result import Alias, Result
 
 LEAST_SAVING = 0.01
 """Of what it needs: less is not worth a change."""
 MOST_TRACES = 10
-FIGURES = (
-    *("fits", "fits_surely", "fits_perhaps", "needs_bytes", "range_bytes", "capacity_bytes", "step_s"),
-    *("tokens_per_s", "machine_ram_bytes", "prediction"),
-)
-"""What is published of a script that was traced: the keys of a job's `FitState`."""
-
-
-@dataclass(frozen=True)
-class ScriptState(Result):
-    """A script as traced."""
-
-    KEYS: ClassVar[tuple[str, ...]] = FIGURES
-
-    prediction: Prediction
-    room: Room
-
-    fits = Alias[bool]("room.fits")
-    fits_surely = Alias[bool]("room.surely")
-    fits_perhaps = Alias[bool]("room.perhaps")
-    needs_bytes = Alias[int]("room.needs_bytes")
-    capacity_bytes = Alias[int]("room.capacity_bytes")
-    step_s = Alias[float | None]("prediction.time.step_s")
-    tokens_per_s = Alias[float | None]("prediction.time.tokens_per_s")
-    machine_ram_bytes: ClassVar[int | None] = None
-
-    @property
-    def range_bytes(self) -> tuple[int, int]:
-        return self.room.low_bytes, self.room.high_bytes
-
-
-def script_state(done: Prediction) -> ScriptState:
-    return ScriptState(done, done.on_card.room._replace(needs_bytes=done.smallest_capacity_bytes))
 
 
 class ChangedSetting(NamedTuple):
@@ -109,7 +76,7 @@ def place_of(change: ScriptSet) -> str:
 
 
 @dataclass(frozen=True)
-class ScriptSolution(ScriptState):
+class ScriptSolution(FitFigures):
     """A set of changes, traced."""
 
     KEYS: ClassVar[tuple[str, ...]] = ("harm", "changes", "frees_bytes", "more_time_fraction", "job", *FIGURES)
@@ -144,7 +111,7 @@ class ScriptFit(Result):
     offered: ClassVar[tuple[ScriptSolution, ...]] = ()
     elsewhere: ClassVar[tuple[ScriptSolution, ...]] = ()
 
-    before: ScriptState
+    before: FitFigures
     chosen: ScriptSolution | None
     would_do: LargerCards | None
     predictions: int
@@ -188,16 +155,16 @@ class NoMoreTraces(Exception):
 class ScriptTrials:
     """Each set is traced once."""
 
-    def __init__(self, before: ScriptState, attempt: Attempt, most: int) -> None:
+    def __init__(self, before: FitFigures, attempt: Attempt, most: int) -> None:
         self.before, self.attempt, self.most = before, attempt, most
-        self._known: dict[frozenset[tuple[str, str]], tuple[Taken, ScriptState | None]] = {frozenset(): ((), before)}
+        self._known: dict[frozenset[tuple[str, str]], tuple[Taken, FitFigures | None]] = {frozenset(): ((), before)}
         self.failures: dict[str, str] = {}
 
     @property
     def count(self) -> int:
         return len(self._known) - 1
 
-    def state(self, taken: Taken) -> ScriptState | None:
+    def state(self, taken: Taken) -> FitFigures | None:
         """None where the script does not run with it."""
         key = _key(taken)
         if key not in self._known:
@@ -205,17 +172,17 @@ class ScriptTrials:
                 raise NoMoreTraces
             sets = tuple(each for _, changed in taken for each in changed)
             try:
-                self._known[key] = taken, script_state(self.attempt(sets))
+                self._known[key] = taken, _state_of(self.attempt(sets))
             except Failed as error:
                 self._known[key] = taken, None
                 self.failures[", ".join(f"{each.name} {each.value}" for each in sets)] = str(error)
         return self._known[key][1]
 
-    def known_state(self, taken: Taken) -> ScriptState | None:
+    def known_state(self, taken: Taken) -> FitFigures | None:
         """Without a trace."""
         return self._known.get(_key(taken), ((), None))[1]
 
-    def traced(self) -> list[tuple[Taken, ScriptState]]:
+    def traced(self) -> list[tuple[Taken, FitFigures]]:
         """Every set with which the script runs."""
         return [(taken, state) for taken, state in self._known.values() if taken and state is not None]
 
@@ -229,7 +196,7 @@ def fit_script(
     most_traces: int = MOST_TRACES,
 ) -> ScriptFit:  # fmt: skip
     """`allow`: groups of `Harm.OTHER` that may be chosen like any other change."""
-    begun = script_state(before)
+    begun = _state_of(before)
     tried = tuple(dict.fromkeys(rung.group for rung in rungs))
     if begun.fits_surely or not rungs:
         would_do = None if begun.fits else _larger_cards(begun)
@@ -295,9 +262,7 @@ def smallest(trials: ScriptTrials, taken: Taken) -> Taken:
     return taken
 
 
-def promising(
-    before: ScriptState, after: ScriptState, at: float, setting: Sets, stronger: Sequence[Sets]
-) -> list[Sets]:
+def promising(before: FitFigures, after: FitFigures, at: float, setting: Sets, stronger: Sequence[Sets]) -> list[Sets]:
     """Of stronger settings of a rung in degrees, from the first on that fits where memory goes on falling as it did
     from the value `at`, in a straight line; the strongest alone where none would."""
     value, freed = float(setting[0].value), before.range_bytes[1] - after.range_bytes[1]
@@ -351,13 +316,17 @@ def _solution(trials: ScriptTrials, taken: Taken) -> ScriptSolution:
     )
 
 
-def more_time(before: ScriptState | None, after: ScriptState | None) -> float | None:
+def _state_of(done: Prediction) -> FitFigures:
+    return FitFigures(done, least_room(done))
+
+
+def more_time(before: FitFigures | None, after: FitFigures | None) -> float | None:
     """0.27: a step takes 27 % more time."""
     one, other = (None if each is None else each.step_s for each in (before, after))
     return None if not one or other is None else other / one - 1
 
 
-def _larger_cards(begun: ScriptState) -> LargerCards:
+def _larger_cards(begun: FitFigures) -> LargerCards:
     return LargerCards((FrugalJob({}, Harm.SAME, begun.needs_bytes, least_card_for(begun.range_bytes[1])),))
 
 

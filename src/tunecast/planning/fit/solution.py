@@ -26,13 +26,11 @@ FIGURES = (
 
 
 @dataclass(frozen=True)
-class FitState(Result):
-    """A job as predicted."""
+class FitFigures(Result):
+    """A prediction and what of it is compared: with the room there is, and with what changes make of it."""
 
     KEYS: ClassVar[tuple[str, ...]] = FIGURES
 
-    job: Job
-    model: ModelConfig
     prediction: Prediction
     room: Room
 
@@ -48,14 +46,25 @@ class FitState(Result):
         return self.room.low_bytes, self.room.high_bytes
 
     capacity_bytes = Alias[int]("room.capacity_bytes")
+    tokens_per_s = Alias[float | None]("prediction.time.tokens_per_s")
+    step_s = Alias[float | None]("prediction.time.step_s")
 
     @property
     def machine_ram_bytes(self) -> int | None:
         """Of its host, for all ranks of a machine; None where it is not known."""
-        return machine_ram_bytes(self.job, self.model)
+        return None
 
-    tokens_per_s = Alias[float | None]("prediction.time.tokens_per_s")
-    step_s = Alias[float | None]("prediction.time.step_s")
+
+@dataclass(frozen=True)
+class FitState(FitFigures):
+    """A job as predicted."""
+
+    job: Job
+    model: ModelConfig
+
+    @property
+    def machine_ram_bytes(self) -> int | None:
+        return machine_ram_bytes(self.job, self.model)
 
     def more_time_than(self, other: FitState) -> float | None:
         """0.27: it takes 27 % more time for the same tokens."""
@@ -66,9 +75,13 @@ def state_of(done: Prediction) -> FitState:
     return FitState(*_figures(done))
 
 
-def _figures(done: Prediction) -> tuple[Job, ModelConfig, Prediction, Room]:
-    # What is said of the least capacity is always the least capacity.
-    return done.job, done.model, done, done.on_card.room._replace(needs_bytes=done.smallest_capacity_bytes)
+def least_room(done: Prediction) -> Room:
+    """What is said of the least capacity is always the least capacity."""
+    return done.on_card.room._replace(needs_bytes=done.smallest_capacity_bytes)
+
+
+def _figures(done: Prediction) -> tuple[Prediction, Room, Job, ModelConfig]:
+    return done, least_room(done), done.job, done.model
 
 
 @dataclass(frozen=True)
@@ -136,15 +149,11 @@ class Solution(FitState):
 
 def solution_of(done: Prediction, begun: FitState, effects: list[tuple[Option, int | None, float | None]]) -> Solution:
     """`effects`: of each option what it frees and how much more time it takes, after those before it."""
-    job, model, prediction, room = _figures(done)
     return Solution(
-        job,
-        model,
-        prediction,
-        room,
-        tuple(FitChange(option, frees, more, job) for option, frees, more in effects),
-        begun.needs_bytes - room.needs_bytes,
-        more_time(begun.prediction, prediction),
+        *_figures(done),
+        tuple(FitChange(option, frees, more, done.job) for option, frees, more in effects),
+        begun.needs_bytes - done.smallest_capacity_bytes,
+        more_time(begun.prediction, done),
     )
 
 

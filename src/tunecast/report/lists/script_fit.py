@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from tunecast.advise.script_ladder import ScriptSet
 from tunecast.hardware.spec import card_name
-from tunecast.planning.fit.script import ScriptChange, ScriptFit, ScriptSolution, ScriptState
+from tunecast.planning.fit.script import ScriptChange, ScriptFit, ScriptSolution
+from tunecast.planning.fit.solution import FitFigures
 from tunecast.report.draw.columns import columns
 from tunecast.report.draw.figures import short_source, shown
 from tunecast.report.draw.text import DEFAULT, Terminal, wrapped
@@ -130,5 +131,5 @@ def _words(frees_bytes: int, more_time: float | None) -> str:
     return memory if more_time is None else f"{memory}, {time_words(more_time)}"
 
 
-def _clock(state: ScriptState) -> str:
+def _clock(state: FitFigures) -> str:
     return "" if state.step_s is None else f"; {duration(state.step_s)} per step"
