@@ -19,7 +19,7 @@ from tunecast.prediction.time.script_time import (
     code_lines,
     whole_steps,
 )
-from tunecast.tape.op import Begin, Event, Op, Phase, Tape
+from tunecast.tape.op import Begin, Event, Op, Phase, Tape, Unit
 from tunecast.tape.step import step_of
 from tunecast.units import GB
 
@@ -109,3 +109,66 @@ def test_a_line_takes_its_backward_pass_too() -> None:
     assert (first.source, second.source) == ("a.py:1", "a.py:2")
     assert first.gpu_s == pytest.approx(2 * second.gpu_s, rel=0.01)
     assert (first.fraction, second.fraction) == pytest.approx((30 / 50, 15 / 50), rel=0.01)
+
+
+def read(gigabytes: int) -> Op:
+    return Op("aten.add", read_bytes=gigabytes * GB, dtype="bfloat16")
+
+
+def seconds(*events: Event) -> float:
+    return step_time(step_of(list(events), None), CARD, DEFAULT_HOST).step_s
+
+
+def call(start: int, size: int, *, traced: bool = True, kind: int = 0) -> Unit:
+    return Unit("call", kind, start, start + traced, traced, (size,))
+
+
+STEP = Unit("step", 0, 0, 0, True)
+
+
+def test_evaluation_is_no_part_of_a_step_and_of_the_whole_run() -> None:
+    """After the second of four steps the model is called without gradients: twice traced, then twice skipped, with
+    inputs nearest to the first and to the second."""
+    first = [*step(0, 5), *step(1, 10)]
+    events = [*first, Begin(Phase.OTHER, 1), read(40), read(80), *step(2, 10), *step(3, 10)]
+    at = len(first) + 1
+    calls = (call(at, 4), call(at + 1, 8), call(at + 2, 5, traced=False), call(at + 2, 9, traced=False))
+    units = (STEP, STEP, *calls, STEP, STEP)
+    of = Tape(events=tuple(events), versions={}, units=units)
+    time = ScriptClock(of, StepCount(4, "the script")).timing(CARD).time
+    assert time is not None and time.phases_s is not None
+    assert time.step_s == pytest.approx(seconds(*step(1, 10)))
+    assert time.phases_s["evaluation"] == pytest.approx(2 * seconds(read(40)) + 2 * seconds(read(80)))
+    assert time.missing is not None and not any("evaluation" in each for each in time.missing)
+    longer = ScriptClock(of, StepCount(8, "--total-steps")).timing(CARD).time
+    assert longer is not None and longer.phases_s is not None
+    assert longer.phases_s["evaluation"] == pytest.approx(2 * time.phases_s["evaluation"])
+
+
+def test_a_model_asked_in_every_step_is_part_of_it() -> None:
+    """Such as a reference; in the last step it was skipped."""
+    events: list[Event] = []
+    units: list[Unit] = []
+    for number in range(3):
+        events.append(Begin(Phase.OTHER, number))
+        units.append(call(len(events), 4, traced=number < 2))
+        events += [*([read(40)] if number < 2 else []), *step(number, 10)]
+        units.append(STEP)
+    time = ScriptClock(Tape(events=tuple(events), versions={}, units=tuple(units))).timing(CARD).time
+    assert time is not None
+    assert time.step_s == pytest.approx(seconds(read(40)) + seconds(*step(1, 10)))
+
+
+def test_generation_counts_as_often_as_it_happens() -> None:
+    """Before every second step of four; the first of them is not among those that are priced."""
+    written: list[Event] = []
+    for number in range(4):
+        if number % 2 == 0:
+            written += [Begin(Phase.GENERATE, number), read(40), Begin(Phase.OTHER, number)]
+        written += step(number, 10)
+    one = seconds(Begin(Phase.GENERATE, 0), read(40))
+    time = ScriptClock(tape(*written)).timing(CARD).time
+    assert time is not None and time.task_s is not None
+    assert time.step_s == pytest.approx(one / 2 + seconds(*step(1, 10)))
+    assert time.task_s["generate"] == pytest.approx(one / 2)
+    assert sum(time.task_s.values()) == pytest.approx(time.step_s)

@@ -75,7 +75,7 @@ class Op(NamedTuple):
     group: str = ""
     """Of a collective: the ranks that take part, as `COLLECTIVES` says."""
     by_engine: bool = False
-    """Autograd's engine runs it, in C++; else Python does. Never of what a backward pass computes again."""
+    """Autograd's engine runs it, for a gradient. Never of what a backward pass computes again."""
     layout: str = ""
     """What keeps its kernel from moving 16 bytes at a time through everything: `SPREAD`, `CROSSED` or `OFF_GRID`."""
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from fractions import Fraction
+from itertools import zip_longest
 
 MULTIPLES = (1, 8, 16, 32, 64, 128, 256)
 MORE_SAMPLES = 2
@@ -184,3 +185,8 @@ def _columns(rows: Sequence[tuple[int, ...]]) -> tuple[list[int], list[int | Non
     for number, column in enumerate(zip(*rows, strict=True)):
         goes_with.append(seen.setdefault(column, number) if len(set(column)) > 1 else None)
     return list(seen.values()), goes_with
+
+
+def distance(one: Sequence[int], other: Sequence[int]) -> int:
+    """Between the sizes of two units' inputs."""
+    return sum(abs(a - b) for a, b in zip_longest(one, other, fillvalue=0))

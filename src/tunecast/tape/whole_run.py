@@ -13,12 +13,13 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Mapping, Sequence, Set
-from itertools import pairwise, zip_longest
+from itertools import pairwise
 
 from tunecast.records import NamedTuple
 from tunecast.tape.compose import Composed
 from tunecast.tape.op import Alloc, Begin, EmptyCache, Free, Op, Phase, Role, Tape
 from tunecast.tape.program import EMPTY_CACHE, FREE, Stretch
+from tunecast.tape.sizes import distance
 from tunecast.tape.units import ASK, BACKWARD, CALL, FREE_OTHER, FREE_OWN
 from tunecast.tape.whole_parts import Chosen, Instance, RunPart, UnitTemplate, before
 from tunecast.tape.whole_tape import FIRST_STEPS, UNITS_AFTER, UNITS_BEFORE, GapRows, TapeWriter, UnitRows
@@ -80,7 +81,7 @@ class _RunWriter(Parts):
         found = dict.fromkeys((step for step in sizes if step not in skipped), 0)
         usual = [step for step in found if step] or list(found)  # the first also makes the optimizer's state
         for own in sizes.values() if usual else ():
-            found[min(usual, key=lambda step: _distance(own, sizes[step]))] += 1
+            found[min(usual, key=lambda step: distance(own, sizes[step]))] += 1
         return found
 
     # ------------------------------------------------------------------ rows
@@ -386,7 +387,3 @@ class _RunWriter(Parts):
             part for part in self.parts
             if part.kind == template.kind and part.structure == template.number and part.unit and part.unit.traced
         )  # fmt: skip
-
-
-def _distance(one: Sequence[int], other: Sequence[int]) -> int:
-    return sum(abs(a - b) for a, b in zip_longest(one, other, fillvalue=0))

@@ -1,14 +1,14 @@
 """How long a traced script takes: its own operations, priced as those of a job are; by step, epoch, whole run, line.
 
-    tape ──► steps, each lowered once ──► priced on any number of cards ──► Timing
+    tape ──► steps, and what they do without training, each lowered once ──► priced on any number of cards ──► Timing
 
 How many steps the whole run takes is the script's own to say (`StepCount`); what happens around them and is on no tape
-(reading and saving files, evaluation, data on the CPU) is named in `Time.missing`.
+(reading and saving files, data on the CPU) is named in `Time.missing`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from math import sqrt
 from typing import TYPE_CHECKING
@@ -25,6 +25,7 @@ from tunecast.prediction.values import CodeLine, HostNeeds, Time, Timing, Utiliz
 from tunecast.records import NamedTuple, replace
 from tunecast.tape.op import Begin, Event, Op, Phase, Tape
 from tunecast.tape.step import Step, traced_step
+from tunecast.tape.untrained import Untrained, UntrainedPart, untrained_parts, without
 
 if TYPE_CHECKING:
     from tunecast.hardware.cluster import Cluster
@@ -35,11 +36,12 @@ OF_A_SCRIPT = (
     "time: of the traced operations, launched by a host like the measured H200's; the Python calls of checkpointing "
     "leave no trace, so launch-bound steps may be longer"
 )
-AROUND = (
-    "data loading and what the script computes on the CPU",
-    "downloading, loading and saving the model, checkpoints and evaluation",
-)
+ON_THE_CPU = "data loading and what the script computes on the CPU"
+FILES = "downloading, loading and saving the model, and checkpoints"
+FILES_AND_EVALUATION = "downloading, loading and saving the model, checkpoints, and evaluation outside the traced steps"
 """What a whole run of a script takes besides."""
+MOST_GENERATIONS = 8
+"""Priced one by one; more are like these."""
 MOST_LINES = 12
 BACKWARD = " (backward)"
 
@@ -55,6 +57,14 @@ class StepCount(NamedTuple):
     epoch: int | None = None
 
 
+class LoweredPart(NamedTuple):
+    """Something beside training, and how often the run does it."""
+
+    kind: Untrained
+    step: Step
+    times: float
+
+
 class ScriptClock:
     """The steps of one tape, lowered once and priced on any number of cards."""
 
@@ -66,16 +76,42 @@ class ScriptClock:
         self._tape, self.count, self.processes, self.stands_for = tape, count or StepCount(), processes, stands_for
 
     @cached_property
+    def _untrained(self) -> tuple[UntrainedPart, ...]:
+        return untrained_parts(self._tape)
+
+    @cached_property
+    def _trained(self) -> Tape:
+        return self._tape.with_events(without(self._tape.events, self._untrained))
+
+    @cached_property
+    def _apart(self) -> list[LoweredPart]:
+        generated = [part for part in self._untrained if part.kind is Untrained.GENERATE]
+        every = max(1, -(-len(generated) // MOST_GENERATIONS))
+        scale = len(generated) / max(1, len(generated[::every]))
+        calls = [(part, part.times) for part in self._untrained if part.kind is not Untrained.GENERATE and part.times]
+        events = self._tape.events
+        return [
+            LoweredPart(part.kind, traced_step(events[part.start : part.end]), times)
+            for part, times in [*((part, scale) for part in generated[::every]), *calls]
+        ]
+
+    @cached_property
+    def _run_steps(self) -> int:
+        """Those that were followed, each or by another."""
+        steps = whole_steps(self._trained, first=True)
+        return len(steps) if self.stands_for is None else sum(self.stands_for.values())
+
+    @cached_property
     def _weights(self) -> Mapping[int, int]:
         """By the number of the step; those of which parts were skipped stand for none."""
-        steps = whole_steps(self._tape)
+        steps = whole_steps(self._trained)
         if self.stands_for is None:
             return dict.fromkeys(steps, 1)
         return {number: weight for number in steps if (weight := self.stands_for.get(number, 0))}
 
     @cached_property
     def _events(self) -> Sequence[Sequence[Event]]:
-        steps = whole_steps(self._tape)
+        steps = whole_steps(self._trained)
         return [steps[number] for number in self._weights]
 
     @cached_property
@@ -89,37 +125,61 @@ class ScriptClock:
             return Timing()
         try:
             times = [step_time(step, gpu, DEFAULT_HOST, cluster) for step in self._steps]
+            apart = [(part, step_time(part.step, gpu, DEFAULT_HOST, cluster)) for part in self._apart]
             lines = code_lines([event for events in self._events for event in events], len(self._events), gpu)
         except (ArithmeticError, LookupError, TypeError, ValueError) as error:
             return Timing(
                 warnings=(f"time was not computed: {type(error).__name__} while pricing the script's operations",)
             )
-        mean = _mean_time(times, list(self._weights.values()), gpu, several=cluster is not None)
-        time = with_whole_run(mean, self.count)
+        several = cluster is not None
+        times = [_with_range(each, gpu, several=several) for each in times]
+        beside = [(part, _with_range(each, gpu, several=several)) for part, each in apart]
+        in_steps = [(each, part.times) for part, each in beside if part.kind is not Untrained.EVALUATION]
+        evaluation = _sum([(each, part.times) for part, each in beside if part.kind is Untrained.EVALUATION])
+        weights = list(self._weights.values())
+        share = sum(weights) / max(1, self._run_steps)  # the first step is not among those that are priced
+        time = _mean_time(times, weights, [(each, share * number) for each, number in in_steps])
+        time = replace(time, task_s=self._task_s(time, beside))
+        time = with_whole_run(time, self.count, evaluation, self._run_steps, to_its_end=bool(self._tape.units))
         assumptions = [OF_A_SCRIPT, *([] if self.stands_for is None else [REPLAYED]), *_length_told(self.count)]
         return Timing(replace(time, lines=lines), _utilization(times, gpu, self.processes), None, tuple(assumptions))
 
+    def _task_s(self, time: Time, beside: Sequence[tuple[LoweredPart, StepTime]]) -> Mapping[str, float] | None:
+        """Of a script that generates: what a step spends on that, on scores, and on training."""
+        kinds = (Untrained.GENERATE, Untrained.SCORE)
+        found = {kind.value: _sum([(each, part.times) for part, each in beside if part.kind is kind]) for kind in kinds}
+        if not found[Untrained.GENERATE.value].likely_s:
+            return None
+        each_s = {kind: span.likely_s / self._run_steps for kind, span in found.items()}
+        return {**each_s, "train": max(0.0, time.step_s - sum(each_s.values()))}
 
-def whole_steps(tape: Tape) -> Mapping[int, Sequence[Event]]:
+
+def whole_steps(tape: Tape, *, first: bool = False) -> Mapping[int, Sequence[Event]]:
     """By number, the events of every step with an optimizer's, but the first, which also makes the optimizer's state;
-    that alone where there is no other."""
+    that alone where there is no other. `first`: with the first."""
     whole = {
         number: events
         for number, events in tape.steps().items()
         if number >= 0 and any(isinstance(e, Begin) and e.phase is Phase.OPTIMIZER for e in events)
     }
-    first = min(whole, default=0)
-    return {number: events for number, events in whole.items() if number != first} or whole
+    return {number: events for number, events in whole.items() if first or number != min(whole)} or whole
 
 
-def with_whole_run(time: Time, count: StepCount) -> Time:
-    """With what the whole run takes, where its length is known, and an epoch."""
+def with_whole_run(
+    time: Time, count: StepCount, evaluation: SecondsRange, followed: int, *, to_its_end: bool
+) -> Time:  # fmt: skip
+    """With what the whole run takes, where its length is known, and an epoch. `evaluation`: of the steps that were
+    followed."""
     if count.epoch is not None:
         time = replace(time, epoch_steps=count.epoch, epoch_s=count.epoch * time.step_s)
     if count.total is None:
         return time
     training = SecondsRange(*(count.total * each for each in (time.step_s, time.low_s, time.high_s)))
-    spans = {"start": SecondsRange(*START_S), "first_step": SecondsRange(*FIRST_STEP_S), "training": training}
+    evaluated = SecondsRange(*(each * count.total / max(1, followed) for each in evaluation))
+    spans = {
+        "start": SecondsRange(*START_S), "first_step": SecondsRange(*FIRST_STEP_S), "training": training,
+        "evaluation": evaluated,
+    }  # fmt: skip
     total = sum(span.likely_s for span in spans.values())
     # Phases err independently: their errors add as squares.
     low = total - sqrt(sum((span.likely_s - span.low_s) ** 2 for span in spans.values()))
@@ -130,7 +190,7 @@ def with_whole_run(time: Time, count: StepCount) -> Time:
         total_range_s=(low, high),
         phases_s={name: spans[name].likely_s if name in spans else 0.0 for name in PHASES},
         steps=count.total,
-        missing=AROUND,
+        missing=(ON_THE_CPU, FILES if to_its_end else FILES_AND_EVALUATION),
     )
 
 
@@ -156,23 +216,43 @@ def _length_told(count: StepCount) -> list[str]:
     return []
 
 
-def _mean_time(times: Sequence[StepTime], weights: Sequence[int], gpu: Gpu, *, several: bool) -> Time:
+def _with_range(time: StepTime, gpu: Gpu, *, several: bool) -> StepTime:
     """Nobody timed the script: its range is that of what nobody timed."""
-    times = [within(each, band_of(kind_of(each, gpu.name, A_SCRIPT, several=several), timed=False)) for each in times]
-    names = dict.fromkeys(name for each in times for name in each.breakdown_s)
-    breakdown = {name: _mean([each.breakdown_s.get(name, 0.0) for each in times], weights) for name in names}
-    bound = max(times, key=lambda each: each.step_s).bound_by
+    return within(time, band_of(kind_of(time, gpu.name, A_SCRIPT, several=several), timed=False))
+
+
+def _mean_time(times: Sequence[StepTime], weights: Sequence[int], beside: Sequence[tuple[StepTime, float]]) -> Time:
+    """`beside`: what the steps do besides, and how often all of them together."""
+    parts = [*zip(times, weights, strict=True), *beside]
+    steps = sum(weights)
+
+    def mean(value: Callable[[StepTime], float]) -> float:
+        return sum(value(each) * weight for each, weight in parts) / steps
+
+    breakdown: dict[str, float] = {}
+    for each, weight in parts:
+        for name, seconds in each.breakdown_s.items():
+            breakdown[name] = breakdown.get(name, 0.0) + seconds * weight / steps
+    bound = max(parts, key=lambda part: part[0].step_s * part[1])[0].bound_by
     return Time(
-        step_s=_mean([each.step_s for each in times], weights),
-        low_s=_mean([each.low_s for each in times], weights),
-        high_s=_mean([each.high_s for each in times], weights),
+        step_s=mean(lambda each: each.step_s),
+        low_s=mean(lambda each: each.low_s),
+        high_s=mean(lambda each: each.high_s),
         tokens_per_s=None,
         tokens_per_s_per_gpu=None,
         total_s=None,
         bound_by=bound,
         breakdown_s=breakdown,
         why=(f"{bound}-bound: {parts_told(breakdown)}",),
-        missing=AROUND[:1],
+        missing=(ON_THE_CPU,),
+    )
+
+
+def _sum(parts: Sequence[tuple[StepTime, float]]) -> SecondsRange:
+    return SecondsRange(
+        sum(each.step_s * times for each, times in parts),
+        sum(each.low_s * times for each, times in parts),
+        sum(each.high_s * times for each, times in parts),
     )
 
 
@@ -191,7 +271,3 @@ def _utilization(times: Sequence[StepTime], gpu: Gpu, processes: int) -> Utiliza
         communication_fraction=sum(each.communication_s for each in times) / step_s,
         host=HostNeeds(processes),
     )
-
-
-def _mean(values: Sequence[float], weights: Sequence[int]) -> float:
-    return sum(value * weight for value, weight in zip(values, weights, strict=True)) / sum(weights)

@@ -170,7 +170,8 @@ class Ledger:
             self._settle_accumulation({card})
             self._announce()
             module, stream = self.scopes.current() or "", self.stream_on(card)
-            self._events.append(op._replace(module=module, stream=stream))
+            by_engine = self.scopes.computes_gradients()
+            self._events.append(op._replace(module=module, stream=stream, by_engine=by_engine))
 
     # ------------------------------------------------------------------ storages
 

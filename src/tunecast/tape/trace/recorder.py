@@ -189,7 +189,7 @@ class Recorder(Ledger, TorchDispatchMode):
             tuple(tuple(x.shape) for x in inputs[:3]),
             self.scopes.source() if is_worth_a_line(operation, new) else "",
             self.stream_on(operation.card),
-            by_engine=self.scopes.phase is Phase.BACKWARD and operation.by_engine,
+            by_engine=self.scopes.computes_gradients(),
         )
 
     def _allocate(self, operation: Operation, new: list[torch.Tensor], module: str, *, is_outside: bool) -> None:

@@ -208,6 +208,12 @@ class Scopes:
         thread = self._threads.get(threading.get_ident())
         return self.phase is Phase.FORWARD or (thread is not None and bool(thread.running))
 
+    def computes_gradients(self) -> bool:
+        """Of a backward pass what recomputes nothing: checkpoints run forward passes again, with gradients enabled."""
+        thread = self._threads.get(threading.get_ident())
+        recomputes = torch.is_grad_enabled() or (thread is not None and bool(thread.running))
+        return self.phase is Phase.BACKWARD and not recomputes
+
     def is_head(self, module: str) -> bool:
         return module in self._head or module == ""
 
