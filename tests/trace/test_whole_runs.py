@@ -28,6 +28,7 @@ def phases(found: ScriptTrace) -> dict[str, int]:
     [
         ("late_long", 8),
         ("late_evaluation", 13),
+        ("labels_left_out", 6),
         ("square", 6),
         ("loss_outside", 10),
         ("scaler", 0),

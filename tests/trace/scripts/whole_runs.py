@@ -55,6 +55,30 @@ def late_long():
         optimizer.zero_grad()
 
 
+class Selective(Model):
+    def forward(self, ids, labels):
+        """Also which places have a label to come: the head sees these alone."""
+        wanted = labels[:, 1:] != -100
+        logits = self.head(self.blocks(self.embed(ids))[:, :-1][wanted])
+        return cross_entropy(logits.float(), labels[:, 1:][wanted]), wanted
+
+
+def labels_left_out():
+    model = Selective().cuda()
+    optimizer = torch.optim.AdamW(model.parameters())
+    draw = random.Random(0)
+    for _ in range(24):
+        ids = torch.randint(0, VOCABULARY, (4, draw.randrange(40, 400)))
+        labels = ids.clone()
+        labels[:, : draw.randrange(2, 30)] = -100
+        loss, wanted = model(ids.cuda(), labels.cuda())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if wanted.sum() > 0:
+            print(wanted.float().mean(-1, keepdim=True).shape)
+
+
 def late_evaluation():
     """Before training and after each epoch; all its outputs are held."""
     model = Model().cuda()

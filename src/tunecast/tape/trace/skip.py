@@ -405,8 +405,9 @@ class Skipper:
         for leaf in leaves:
             if isinstance(leaf, torch.Tensor):
                 inputs.append(leaf)
-                sizes += map(int, leaf.shape)
-                kind.append((str(leaf.dtype), leaf.dim(), leaf.device.type, leaf.requires_grad, _flags(leaf)))
+                flags, counted = _content(leaf)
+                sizes += [*map(int, leaf.shape), *counted]
+                kind.append((str(leaf.dtype), leaf.dim(), leaf.device.type, leaf.requires_grad, flags, len(counted)))
             elif isinstance(leaf, float):
                 kind.append("float")
             elif isinstance(leaf, PLAIN):
@@ -433,13 +434,17 @@ def _shows(samples: Samples, sizes: tuple[int, ...]) -> bool:
     return samples.of_first(len(sizes)).sizes_at(sizes) is not None
 
 
-def _flags(tensor: torch.Tensor) -> str:
-    """Of a mask whether it hides anything: models leave it away where it does not."""
+def _content(tensor: torch.Tensor) -> tuple[str, list[int]]:
+    """What a model makes sizes of beside shapes. Of a mask whether it hides anything, since models leave it away where
+    it does not, and how many it leaves. Of others how many are not below 0 after the first of a row: labels below 0 are
+    none (-100), and some losses drop their places before they multiply (trl/trainer/utils.py, `add_fused_lm_head`)."""
     if tensor.dtype not in INTEGERS or not tensor.dim():
-        return ""
+        return "", []
     with _disable_current_modes():
         value = known(tensor) if hasattr(tensor, "fake_mode") else tensor
         if value is None or not value.numel() or value.device.type != "cpu":
-            return ""
+            return "", []
         low, high = int(value.min()), int(value.max())
-    return f"{low}{high}" if low in (0, 1) and high in (0, 1) else ""
+        if low in (0, 1) and high in (0, 1):
+            return f"{low}{high}", [int(value.sum())]
+        return "", [int((value[:, 1:] >= 0).sum())] if value.dim() > 1 else []

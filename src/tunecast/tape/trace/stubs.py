@@ -7,18 +7,29 @@ call's blocks they lie in. The plan of a skipped call has the same places, with 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from tunecast.records import NamedTuple
 from tunecast.tape.sizes import comparable
-from tunecast.tape.trace.values import known
+from tunecast.tape.trace.values import known, set_known
 
 PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
 REBUILT = ("transformers.",)
 """Packages whose own objects are made again with other tensors in them (caches)."""
+
+
+NO_LABEL = -100
+"""What transformers and TRL leave out of a loss."""
+DERIVED: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "itself": lambda known: known,
+    "labels": lambda known: known != NO_LABEL,
+    "next labels": lambda known: known[..., 1:] != NO_LABEL,
+}
+"""What models return of their inputs' values (trl/trainer/utils.py, `FusedCausalLMOutput.label_mask`)."""
 
 
 class NotStubbed(Exception):
@@ -34,6 +45,8 @@ class TensorPlan(NamedTuple):
     requires_grad: bool
     source: tuple[str, int]
     """`survivor` or `input`, and which."""
+    derived: frozenset[tuple[str, int]] | None = None
+    """Where its values are known: from the values of which inputs they may be derived, and how."""
 
 
 class OutputPlan(NamedTuple):
@@ -43,8 +56,11 @@ class OutputPlan(NamedTuple):
 
     @property
     def form(self) -> tuple[Any, ...]:
-        """All but the sizes."""
-        plain = [(len(t.shape), t.order, t.dtype, str(t.device), t.requires_grad, t.source) for t in self.tensors]
+        """All but sizes and values."""
+        plain = [
+            (len(t.shape), t.order, t.dtype, str(t.device), t.requires_grad, t.source, t.derived is None)
+            for t in self.tensors
+        ]
         return (description(self.skeleton), *plain)
 
 
@@ -62,23 +78,38 @@ def plan_outputs(
     by_input = {id(tensor): number for number, tensor in enumerate(inputs)}
 
     def plan(tensor: torch.Tensor) -> OutputPlace:
+        derived = None
         if id(tensor) in by_input:
             source = ("input", by_input[id(tensor)])
         else:
             survivor = survivor_of(tensor)
             if survivor is None and tensor.device.type == "cuda":
                 raise NotStubbed("an output lies in memory that the call did not make")
-            if known(tensor) is not None:
-                raise NotStubbed("the values of an output are known")
+            if (value := known(tensor)) is not None:
+                derived = ways_to(value, inputs)
+                if not derived:
+                    raise NotStubbed("the values of an output are known, and not those of an input")
             source = ("survivor", -1 if survivor is None else survivor)
         shape = tuple(map(int, tensor.shape))
         order = tuple(sorted(range(len(shape)), key=lambda d: (-tensor.stride(d), d)))
         if tensor.numel() and tensor.stride() != strides_of(shape, order) and source[0] != "input":
             raise NotStubbed("an output has gaps")
-        tensors.append(TensorPlan(shape, order, tensor.dtype, tensor.device, tensor.requires_grad, source))
+        tensors.append(TensorPlan(shape, order, tensor.dtype, tensor.device, tensor.requires_grad, source, derived))
         return OutputPlace(len(tensors) - 1)
 
     return OutputPlan(rebuilt(result, lambda v: isinstance(v, torch.Tensor), plan), tuple(tensors))
+
+
+def ways_to(value: torch.Tensor, inputs: Sequence[torch.Tensor]) -> frozenset[tuple[str, int]]:
+    """All that give it."""
+    with _disable_current_modes():
+        return frozenset(
+            (name, number)
+            for number, tensor in enumerate(inputs)
+            if (given := known(tensor)) is not None and given.dim() == value.dim() > 0
+            for name, derive in DERIVED.items()
+            if (made := derive(given)).dtype == value.dtype and torch.equal(made, value)
+        )
 
 
 def strides_of(shape: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
@@ -155,7 +186,12 @@ class OutputPlans:
                 if len(values) != 1:
                     return None
                 shape.append(values.pop())
-            made.append(tensor._replace(shape=tuple(shape)))
+            derived = tensor.derived
+            if derived is not None:
+                derived = derived.intersection(*(plan.tensors[number].derived or () for _, plan in plans))
+                if not derived:
+                    return None
+            made.append(tensor._replace(shape=tuple(shape), derived=derived))
         return last._replace(tensors=tuple(made))
 
 
@@ -218,4 +254,10 @@ def make_outputs(plan: OutputPlan, inputs: Sequence[torch.Tensor]) -> tuple[Any,
                 made[number] = inputs[tensor.source[1]]
             else:
                 keep(number, empty(tensor))
+    for number, tensor in enumerate(plan.tensors):
+        if tensor.derived is not None:
+            name, source = min(tensor.derived)
+            given = known(inputs[source])
+            with _disable_current_modes():
+                set_known(made[number], None if given is None else DERIVED[name](given))
     return rebuilt(plan.skeleton, lambda v: isinstance(v, OutputPlace), lambda place: made[place.number]), bound

@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_map
 
 from tunecast.tape.trace.chance import DRAWS, Chance
+from tunecast.tape.trace.scopes import TORCH_FOLDER, TRACER_FOLDER
 
 if TYPE_CHECKING:
     from tunecast.tape.trace.recorder import Recorder
@@ -32,7 +33,6 @@ CONSTANTS = {"aten::ones_like": 1, "aten::zeros_like": 0}
 MADE_FROM_NOTHING = ("aten::arange",)
 CHOICES = ("aten::multinomial", "aten::argmax")
 EMPTY = ("aten::empty", "aten::empty_strided", "aten::new_empty")
-TRACER_FILES = ("recorder.py", "values.py")
 
 
 class KnownValues:
@@ -89,7 +89,7 @@ class KnownValues:
             return
         for fake, real in zip(fakes, reals, strict=True):
             if isinstance(fake, FakeTensor) and isinstance(real, torch.Tensor) and real.device.type == "cpu":
-                fake._tunecast_known = real  # type: ignore[attr-defined]
+                set_known(fake, real)
 
     def suppose(self, name: str, args: Any, out: Any) -> None:
         """Values nobody can know, made up so that code which reads them can go on: which experts a router picks.
@@ -190,12 +190,16 @@ def known(tensor: torch.Tensor) -> torch.Tensor | None:
     return value
 
 
+def set_known(tensor: torch.Tensor, value: torch.Tensor | None) -> None:
+    tensor._tunecast_known = value  # type: ignore[attr-defined]
+
+
 def guess_behind(tensor: Any) -> str | None:
     return getattr(known(tensor), "_tunecast_guess", None) if isinstance(tensor, FakeTensor) else None
 
 
 def forget(tensor: FakeTensor) -> None:
-    tensor._tunecast_known = None  # type: ignore[attr-defined]
+    set_known(tensor, None)
     tensor.constant = None
 
 
@@ -247,7 +251,7 @@ def _reader() -> str:
     frame: Any = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
-        if "/torch/" not in file and not file.endswith(TRACER_FILES):
+        if not file.startswith((TORCH_FOLDER, TRACER_FOLDER, "<")):
             return f"{file.rpartition('/')[2]}:{frame.f_lineno}"
         frame = frame.f_back
     return "an unknown line"
