@@ -131,6 +131,8 @@ class Stack:
     widens_trained: bool = False
     """Parameters that are trained become float32 under autocast, whatever the frozen ones are, and layers without any
     are not checkpointed."""
+    hears_teachers: bool = False
+    """A teacher may score what GRPO generates (swift/arguments/rlhf_args.py, `_check_teacher`)."""
     has_value_head: bool = False
     """A reward model keeps the vocabulary's head, and a head of one output stands beside it."""
     compiles_always: bool = False
@@ -282,6 +284,7 @@ _MS_SWIFT = replace(
     adapts_itself=True,
     frugal=None,
     heads_see=True,
+    hears_teachers=True,
     trained_parts=("language",),  # `freeze_vit`, `freeze_aligner` (swift/arguments/tuner_args.py)
 )
 _UNSLOTH = Stack(
@@ -355,10 +358,11 @@ _MEGATRON = Stack(
     # --bf16, bf16_mixed: weights of 16 bits, masters in the optimizer
     weights_dtype=lambda job: job.autocast or "float32",
     targets="attention",  # linear_qkv, linear_proj
-    tasks=(*LANGUAGE, "dpo", "kto", "reward", "classify", "rerank", "grpo"),  # swift/megatron/trainers
+    tasks=(*LANGUAGE, "dpo", "kto", "reward", "classify", "rerank", "grpo", "distill"),  # swift/megatron/trainers
     sees_images=True,
     spreads_images=True,
     heads_see=True,
+    hears_teachers=True,
     drops_before_experts=True,  # its adapters are its own, not PEFT's
 )
 _AUTOMODEL = Stack(

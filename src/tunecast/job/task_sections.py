@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from tunecast.job.knob import OURS, Section, field, section, trl
-from tunecast.job.names import HEADS, PREFERENCES, ROLLOUTS
+from tunecast.job.names import HEADS, PREFERENCES, ROLLOUTS, TAUGHT
 from tunecast.records import dataclass
 
 
@@ -204,6 +204,13 @@ class Distill(Section):
         within=(0, 1),
         aka="lmbda",
     )
+    top_k: int | None = field(
+        None,
+        OURS,
+        "logits of each token that are kept of the teacher's, the largest; null: all, or 64 of a teacher elsewhere",
+        within=(1, 1_000_000),
+        aka="gkd_logits_topk",
+    )
 
 
 @dataclass(frozen=True)
@@ -221,7 +228,7 @@ OF_TASKS: Mapping[str, tuple[str, ...]] = {
     "preference": PREFERENCES,
     "rl": (*ROLLOUTS, "distill"),
     "head": HEADS,
-    "distill": ("distill",),
+    "distill": TAUGHT,
 }
 """By section: the tasks it says something about."""
 OF_OTHERS: Mapping[str, str] = {
