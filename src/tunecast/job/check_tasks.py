@@ -34,6 +34,14 @@ def outputs_of_a_head(labels: int | None, task: str) -> str | None:
     return None
 
 
+@rule("head.negatives", "task", "stack")
+def texts_of_a_sample(negatives: int, task: str, stack: str) -> str | None:
+    """Of rerankers `micro_batch` counts pairs, but for Automodel's, whose samples are a query's passages."""
+    if not negatives or task == "embed" or (task == "rerank" and STACKS[stack].runs_own_tasks):
+        return None
+    return f"got {negatives} with task {task}, whose samples are single texts; allowed: 0; nearest: 0"
+
+
 @rule("distill.teacher", "task", "stack")
 def a_student_has_a_teacher(teacher: str | None, task: str, stack: str) -> str | None:
     if teacher is not None or task != "distill" or task not in STACKS[stack].tasks:

@@ -48,6 +48,8 @@ class Stack:
     """Whose release `stack_version` is, where the stack has another name."""
     uses_megatron: bool = False
     """Megatron Core with TransformerEngine's layers."""
+    runs_own_tasks: bool = False
+    """Its program has its own way of every task; others' tasks are programs over the Trainer's loop."""
     has_trainer_sampler: bool = False
     """Batches come in the order of the Trainer's samplers."""
     by_script: bool = False
@@ -352,6 +354,7 @@ _MEGATRON = Stack(
     {**_TORCH, **_newest("megatron-core"), "transformer-engine": "2.5"},
     package="megatron-core",
     uses_megatron=True,
+    runs_own_tasks=True,
     shardings=("ddp", "zero1"),
     splits=("tensor", "pipeline", "context", "expert"),
     has_plain_tensor=True,
@@ -369,6 +372,8 @@ _AUTOMODEL = Stack(
     "automodel",
     "automodel",
     {**_HUGGING_FACE, **_newest("nemo-automodel")},
+    tasks=(*LANGUAGE, "distill", "embed", "rerank"),  # nemo_automodel/recipes: llm/kd.py, vlm/kd.py, retrieval
+    runs_own_tasks=True,
     shardings=("fsdp", "hsdp"),
     splits=("tensor", "pipeline", "context", "expert"),
     offloads=True,

@@ -222,6 +222,13 @@ class Head(Section):
         within=(1, 10_000_000),
         aka="num_labels",
     )
+    negatives: int = field(
+        0,
+        OURS,
+        "texts of each sample that its anchor is to be far from, beside the one it is to be near to, with embed",
+        within=(0, 1000),
+        aka="num_hard_negatives",
+    )
 
 
 OF_TASKS: Mapping[str, tuple[str, ...]] = {
