@@ -133,6 +133,9 @@ class Stack:
     widens_trained: bool = False
     """Parameters that are trained become float32 under autocast, whatever the frozen ones are, and layers without any
     are not checkpointed."""
+    mixes_steps: bool = False
+    """KTO's answers to other prompts are those of a whole step, not of a card's own rows (swift/pipelines/train/kto.py,
+    `_get_kl_dataset`)."""
     hears_teachers: bool = False
     """A teacher may score what GRPO generates (swift/arguments/rlhf_args.py, `_check_teacher`)."""
     has_value_head: bool = False
@@ -287,6 +290,7 @@ _MS_SWIFT = replace(
     frugal=None,
     heads_see=True,
     hears_teachers=True,
+    mixes_steps=True,
     trained_parts=("language",),  # `freeze_vit`, `freeze_aligner` (swift/arguments/tuner_args.py)
 )
 _UNSLOTH = Stack(

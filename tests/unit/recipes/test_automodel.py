@@ -10,7 +10,7 @@ import pytest
 from tunecast.errors import TunecastError
 from tunecast.job.readers import read_job
 from tunecast.job.recipes import Recipe, find_recipe
-from tunecast.job.recipes.frameworks import automodel_tasks
+from tunecast.job.recipes.frameworks import automodel, automodel_tasks
 
 FULL = """\
 recipe: TrainFinetuneRecipeForNextTokenPrediction
@@ -341,6 +341,27 @@ teacher_model: {pretrained_model_name_or_path: meta-llama/Llama-3.2-3B}
 kd_ratio: 0.5
 kd_loss_fn: {_target_: nemo_automodel.components.loss.kd_loss.KDLoss, fp32_upcast: true}
 """
+PROXY = """\
+model:
+  _target_: nemo_automodel.NeMoAutoModelForCausalLM.from_config
+  config:
+    _target_: transformers.models.qwen3_moe.configuration_qwen3_moe.Qwen3MoeConfig
+    hidden_size: 2048
+    num_hidden_layers: LAYERS
+    num_experts: 4
+    num_attention_heads: 8
+distributed: {strategy: fsdp2}
+step_scheduler: {local_batch_size: 4, global_batch_size: 8}
+recipe: TrainFinetuneRecipeForNextTokenPrediction
+"""
+
+
+def test_automodels_small_model_with_experts_is_known_by_its_sizes(tmp_path: Path) -> None:
+    found = recipe(tmp_path, PROXY.replace("LAYERS", "2"))
+    assert (found.job["model"], unread(found)) == ("automodel-qwen3-moe-proxy", set())
+    assert "model" not in recipe(tmp_path, PROXY.replace("LAYERS", "3")).job
+
+
 STUDENT = FULL.replace("TrainFinetuneRecipeForNextTokenPrediction", "KnowledgeDistillationRecipeForNextTokenPrediction")
 
 

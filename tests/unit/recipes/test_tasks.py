@@ -162,8 +162,8 @@ FILES: list[tuple[str, str, str, Values]] = [
      " --num_generations 1 --use_vllm true --vllm_mode colocate\n",
      {"task": "grpo", "distill.teacher": "Qwen/Qwen2.5-7B-Instruct", "rl.generations": 1, "distill.place": "card"}),
     ("megatron gkd", "x.sh",
-     f"NPROC_PER_NODE=2 megatron rlhf --rlhf_type gkd --model {MODEL} --teacher_model Qwen/Qwen2.5-7B-Instruct --lmbda 1"
-     " --gkd_logits_topk 32 --max_completion_length 256 --micro_batch_size 1 --global_batch_size 4\n",
+     f"NPROC_PER_NODE=2 megatron rlhf --rlhf_type gkd --model {MODEL} --teacher_model Qwen/Qwen2.5-7B-Instruct"
+     " --lmbda 1 --gkd_logits_topk 32 --max_completion_length 256 --micro_batch_size 1 --global_batch_size 4\n",
      {"task": "distill", "stack": "megatron", "distill.teacher": "Qwen/Qwen2.5-7B-Instruct", "distill.top_k": 32,
       "distill.on_policy": 1.0, "rl.completion_length": 256}),
     ("swift rm", "x.sh", f"swift rlhf --rlhf_type rm --model {MODEL}\n", {"task": "reward"}),

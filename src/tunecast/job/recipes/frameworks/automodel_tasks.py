@@ -2,8 +2,8 @@
 
 Recipes  nemo_automodel/recipes: llm/train_ft.py, llm/kd.py, vlm/finetune.py, vlm/kd.py, retrieval/train_bi_encoder.py,
          `TrainBiEncoderRecipe`, and train_cross_encoder.py; of 0.7.0
-Data     components/datasets/llm/retrieval_dataset.py, `RetrievalDatasetConfig` (n_passages: one that answers, and others)
-         and retrieval_collator.py (`q_max_len`, `p_max_len`, `rerank_max_length`)
+Data     components/datasets/llm/retrieval_dataset.py, `RetrievalDatasetConfig` (n_passages: one that answers, and
+         others) and retrieval_collator.py (`q_max_len`, `p_max_len`, `rerank_max_length`)
 """
 
 from __future__ import annotations

@@ -196,9 +196,7 @@ def forward_backward_step(job: Job, model: Any, length: int, teacher: Teacher | 
     return kept
 
 
-def forward(
-    job: Job, model: Any, length: int, teacher: Teacher | None
-) -> tuple[Sequence[Tensor], Tensor, Tensor]:
+def forward(job: Job, model: Any, length: int, teacher: Teacher | None) -> tuple[Sequence[Tensor], Tensor, Tensor]:
     """The batch, what the model makes of it, and the loss."""
     if job.task in HEADS:
         return encoder_forward(job, model, length)

@@ -1,9 +1,10 @@
 """What Automodel trains for beyond the language model's own loss: a student of a teacher, an encoder of texts.
 
 Source   NVIDIA-NeMo/Automodel at 36044ad3: recipes/llm/kd.py, `_build_teacher_model` and `_forward_backward_step` (the
-         teacher is spread as the student is, and asked first; on a mesh of its own its logits arrive); recipes/vlm/kd.py
-         does the same with images; components/loss/kd_loss.py, `KDLoss.forward`; recipes/retrieval/train_bi_encoder.py,
-         `_forward_backward_step` (queries, then all passages) and train_cross_encoder.py. Nobody traced any of it.
+         teacher is spread as the student is, and asked first; on a mesh of its own its logits arrive);
+         recipes/vlm/kd.py does the same with images; components/loss/kd_loss.py, `KDLoss.forward`;
+         recipes/retrieval/train_bi_encoder.py, `_forward_backward_step` (queries, then all passages) and
+         train_cross_encoder.py. Nobody traced any of it.
 Taken    every token is labelled, and the whole loss at once (`chunk_size` 0); every text of an encoder is as long as
          its longest, and attends as a language model does
 """

@@ -248,9 +248,7 @@ def load_teacher(job: Job, config: Mapping[str, Any], student: GPT) -> GPT | Non
     return teacher
 
 
-def made(
-    job: Job, config: Mapping[str, Any], machine: Machine, shape: MegatronShape | None, role: str = ""
-) -> GPT:
+def made(job: Job, config: Mapping[str, Any], machine: Machine, shape: MegatronShape | None, role: str = "") -> GPT:
     """`role`: of a model beside the one that is trained."""
     if shape is None:
         raise no_such_model(job.stack, config.get("model_type"))

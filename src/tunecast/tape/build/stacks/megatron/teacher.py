@@ -7,8 +7,8 @@ Source   swift/megatron/trainers of ms-swift 4.6.0: rollout_mixin.py, `_load_tea
          the largest of them) and `loss_func`; swift/rlhf_trainers/gkd_loss.py, `gkd_loss` and `jsd_loss`;
          vocab_parallel_utils.py, `vocab_parallel_log_softmax` and `vocab_parallel_kl_div`. grpo_trainer.py,
          `_compute_teacher_logps`: one more pass than a reference takes.
-Taken    where data have the completions, every token is one; beta is neither 0 nor 1, so that the two are compared with their mixture; a teacher
-         that waits in host memory while the student trains is on the card all the time
+Taken    where data have the completions, every token is one; beta is neither 0 nor 1, so that the two are compared with
+         their mixture; a teacher that waits in host memory while the student trains is on the card all the time
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ CHUNK = 512
 TEMPERATURE = 1.0
 TOP = 64
 """Of a teacher elsewhere, as ms-swift's examples ask for (`gkd_logits_topk`)."""
-ON_POLICY = "distill.on_policy: completions are taken as given; what writing them takes, in memory and time, is left out"
+ON_POLICY = (
+    "distill.on_policy: completions are taken as given; what writing them takes, in memory and time, is left out"
+)
 
 
 def is_taught(job: Job) -> bool:
@@ -45,7 +47,9 @@ def is_taught(job: Job) -> bool:
 def require_one_vocabulary(job: Job, student: MegatronShape, teacher: MegatronShape) -> None:
     """ms-swift fills the smaller one up (`_align_vocab`)."""
     if job.task == "distill" and teacher.vocabulary != student.vocabulary:
-        told = f"has {teacher.vocabulary} words, the student {student.vocabulary}; two vocabularies are not written down"
+        told = (
+            f"has {teacher.vocabulary} words, the student {student.vocabulary}; two vocabularies are not written down"
+        )
         raise Unsupported.at("distill.teacher", f"{told}. To fix: a teacher of the student's family")
 
 
