@@ -258,7 +258,7 @@ def told_why(found: Row) -> Iterator[str]:
 
 def briefly(row: Row) -> Row:
     """A row of the result: of keys that are used or ignored, only how many."""
-    keys = {kind: names if kind == "not_understood" else len(names) for kind, names in row.get("keys", {}).items()}
+    keys = {kind: names if kind == "not_understood" else count_of(names) for kind, names in row.get("keys", {}).items()}
     return {**row, "keys": keys} if keys else row
 
 
