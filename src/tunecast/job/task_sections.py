@@ -210,6 +210,7 @@ class Distill(Section):
         "logits of each token that are kept of the teacher's, the largest; null: all, or 64 of a teacher elsewhere",
         within=(1, 1_000_000),
         aka="gkd_logits_topk",
+        flag="teacher-top-k",
     )
 
 

@@ -54,7 +54,7 @@ from tunecast.tape.build.stacks.automodel.models import (
 )
 from tunecast.tape.build.stacks.automodel.parallel import cut, ends_of_stage, scheme
 from tunecast.tape.build.stacks.automodel.pipeline import pipelined
-from tunecast.tape.build.stacks.automodel.tasks import Teacher, encoder_forward, kd_loss, making, mark
+from tunecast.tape.build.stacks.automodel.tasks import AutomodelTeacher, encoder_forward, kd_loss, making, mark
 from tunecast.tape.build.stacks.transformers import load, model
 from tunecast.tape.build.tensor import Tensor
 from tunecast.tape.build.vision.batches import image_tensors, images_in
@@ -141,7 +141,7 @@ def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: 
     machine.empty_cache()
     parameters = scheme.parameters(model)
     optimizer = scheme.optimizer(parameters, (), ())
-    teacher = Teacher(job, config, machine) if job.task == "distill" else None
+    teacher = AutomodelTeacher(job, config, machine) if job.task == "distill" else None
     take_steps(job, model, parameters, optimizer, lengths, teacher)
     machine.end()
 
@@ -167,7 +167,7 @@ def defaults(job: Job) -> dict[str, Any]:
 
 def take_steps(
     job: Job, model: Any, parameters: Sequence[Tensor], optimizer: Optimizer, lengths: Sequence[int],
-    teacher: Teacher | None = None,
+    teacher: AutomodelTeacher | None = None,
 ) -> None:  # fmt: skip
     """`_run_train_optim_step`. A step's losses live until the next step's are there."""
     machine, scheme = model.machine, model.machine.scheme
@@ -186,7 +186,7 @@ def take_steps(
     loss_buffer.clear()
 
 
-def forward_backward_step(job: Job, model: Any, length: int, teacher: Teacher | None) -> Tensor:
+def forward_backward_step(job: Job, model: Any, length: int, teacher: AutomodelTeacher | None) -> Tensor:
     """The batch and the logits live as long as it runs."""
     dp_group_size = 1
     batch, logits, local_loss = forward(job, model, length, teacher)
@@ -196,7 +196,9 @@ def forward_backward_step(job: Job, model: Any, length: int, teacher: Teacher | 
     return kept
 
 
-def forward(job: Job, model: Any, length: int, teacher: Teacher | None) -> tuple[Sequence[Tensor], Tensor, Tensor]:
+def forward(
+    job: Job, model: Any, length: int, teacher: AutomodelTeacher | None
+) -> tuple[Sequence[Tensor], Tensor, Tensor]:
     """The batch, what the model makes of it, and the loss."""
     if job.task in HEADS:
         return encoder_forward(job, model, length)

@@ -60,7 +60,7 @@ def mark(job: Job, machine: Machine) -> None:
 # ------------------------------------------------------------------------------------------------------ distillation
 
 
-class Teacher:
+class AutomodelTeacher:
     """Beside the student, or elsewhere."""
 
     def __init__(self, job: Job, config: Mapping[str, Any], machine: Machine) -> None:

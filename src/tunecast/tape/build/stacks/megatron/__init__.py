@@ -46,7 +46,7 @@ from tunecast.tape.build.stacks.megatron.model import GPT, LORA_TARGETS
 from tunecast.tape.build.stacks.megatron.optimizer import DataExchange, MegatronOptimizer
 from tunecast.tape.build.stacks.megatron.shape import MegatronShape, shape_of
 from tunecast.tape.build.stacks.megatron.teacher import (
-    Teacher,
+    MegatronTeacher,
     is_taught,
     require_one_vocabulary,
 )
@@ -93,7 +93,7 @@ def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: 
         reference = load(job, config, machine)
         for parameter in reference.parameters():
             parameter.requires_grad = False
-    teacher = Teacher(job, gpt, load_teacher(job, config, gpt)) if is_taught(job) else None
+    teacher = MegatronTeacher(job, gpt, load_teacher(job, config, gpt)) if is_taught(job) else None
     machine.guesses[KERNELS_UNTRACED] = None
     tasks.mark(job, machine)
     if untraced := ", ".join(ways_untraced(job, gpt.shape)):
@@ -302,7 +302,7 @@ def is_first(job: Job, machine: Machine) -> bool:
     return job.parallel.pipeline == 1 or machine.ends is None or machine.ends.embedding
 
 
-def take_step(job: Job, gpt: GPT, reference: GPT | None, length: int, teacher: Teacher | None) -> None:
+def take_step(job: Job, gpt: GPT, reference: GPT | None, length: int, teacher: MegatronTeacher | None) -> None:
     """1F1B: as many forward passes ahead as there are stages behind this one, all others of the first and none of the
     last. Interleaved: twice as many, and as many more as there are ranks for each piece but one
     (megatron/core/pipeline_parallel/schedules.py, `get_pp_rank_microbatches`)."""
@@ -325,7 +325,7 @@ def take_step(job: Job, gpt: GPT, reference: GPT | None, length: int, teacher: T
             waiting[now] = forward(job, gpt, reference, length, *now)
 
 
-def score_completions(job: Job, gpt: GPT, reference: GPT | None, length: int, teacher: Teacher | None) -> None:
+def score_completions(job: Job, gpt: GPT, reference: GPT | None, length: int, teacher: MegatronTeacher | None) -> None:
     """`_maybe_compute_logps` of every micro-batch, before any is trained on."""
     machine, tokens = gpt.machine, length // job.parallel.context
     for _ in range(job.grad_accum):
@@ -339,7 +339,7 @@ def score_completions(job: Job, gpt: GPT, reference: GPT | None, length: int, te
                 found(given, labels, tokens, **images)
 
 
-def ask_teacher(job: Job, gpt: GPT, teacher: Teacher, length: int) -> None:
+def ask_teacher(job: Job, gpt: GPT, teacher: MegatronTeacher, length: int) -> None:
     """`_compute_teacher_logits` of every micro-batch, before any is trained on."""
     tokens = length // job.parallel.context
     for _ in range(job.grad_accum):

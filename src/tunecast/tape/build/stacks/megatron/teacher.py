@@ -13,7 +13,7 @@ Taken    where data have the completions, every token is one; beta is neither 0 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -53,7 +53,7 @@ def require_one_vocabulary(job: Job, student: MegatronShape, teacher: MegatronSh
         raise Unsupported.at("distill.teacher", f"{told}. To fix: a teacher of the student's family")
 
 
-class Teacher:
+class MegatronTeacher:
     """Who is asked, and what was said of a step's micro-batches: all before the first of them is trained on."""
 
     def __init__(self, job: Job, gpt: Any, model: Any) -> None:
@@ -121,7 +121,7 @@ def divergence(student: Tensor, told: tuple[Tensor, ...], rows: int, parts: Mega
     s_logits, active = student.view(-1, words), [each.view(-1, each.shape[-1]) for each in told]
     mask = student.machine.run("ne", (), (student.numel() // words,), BOOL)
     s_logits, *active = (where(each, mask, rows) for each in (s_logits, *active))
-    log_softmax = partial(vocabulary_log_softmax, parts=parts)
+    log_softmax: Callable[[Tensor], Tensor] = partial(vocabulary_log_softmax, parts=parts)
     if len(active) > 1:
         s_logits, log_softmax = gather(s_logits, active[1]), F.log_softmax
     s_logits, t_logits = s_logits / TEMPERATURE, active[0] / TEMPERATURE
