@@ -79,14 +79,35 @@ def asked(path: Path) -> Row:
         return {"outcome": outcome, "reason": error.message}
     if recipe is None:
         return {"outcome": "not recognised"}
-    row: Row = {
+    row = read_of(recipe)
+    if recipe.refused:
+        return {"outcome": "other task", "reason": recipe.refused, **row}
+    return {**row, **answer(path, recipe)}
+
+
+def read_of(recipe: Recipe) -> Row:
+    return {
         "reader": recipe.framework,
         "model": recipe.job.get("model"),
         "keys": {kind: keys_of(getattr(recipe, kind)) for kind in KINDS},
     }
-    if recipe.refused:
-        return {"outcome": "other task", "reason": recipe.refused, **row}
-    return {**row, **answer(path, recipe)}
+
+
+def over_its_limits(path: Path) -> Row:
+    """What is known of a file whose answer took too much: reading it takes no time."""
+    recipe = recipes.find_recipe(path)
+    if recipe is None:
+        return {"outcome": "over its limits"}
+    understood = any(is_read(path, overrides) for overrides in cards_for(recipe))
+    return {"outcome": "over its limits", "understood": understood, **read_of(recipe)}
+
+
+def is_read(path: Path, overrides: dict[str, object]) -> bool:
+    try:
+        read_job(str(path), overrides)
+    except TunecastError:
+        return False
+    return True
 
 
 def keys_of(found: Iterable[Any]) -> list[str]:
@@ -138,7 +159,7 @@ def bounded(path: Path) -> Row:
     try:
         row: Row = receiver.recv()
     except EOFError:
-        row = {"outcome": "over its limits"}
+        row = over_its_limits(path)
     process.join()
     return row
 
