@@ -2,6 +2,8 @@
 
     python benchmarks/recipes.py FOLDER             FOLDER/REPOSITORY/... as data/recipe_files.csv names them
     python benchmarks/recipes.py FOLDER --only axolotl --failing       of one framework, with each file not answered
+    python benchmarks/recipes.py FOLDER --unanswered                   those alone that the result does not answer; the
+                                                                       other rows stay, with the commit they are of
 
 data/recipe_files.csv names 1,186 training configurations of 14 repositories with commit, path and what each trains for;
 the files themselves are others' and are not here: check the repositories out at those commits. Each file is asked for
@@ -24,6 +26,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import json
 import multiprocessing
 import os
 import re
@@ -76,14 +79,35 @@ def asked(path: Path) -> Row:
         return {"outcome": outcome, "reason": error.message}
     if recipe is None:
         return {"outcome": "not recognised"}
-    row: Row = {
+    row = read_of(recipe)
+    if recipe.refused:
+        return {"outcome": "other task", "reason": recipe.refused, **row}
+    return {**row, **answer(path, recipe)}
+
+
+def read_of(recipe: Recipe) -> Row:
+    return {
         "reader": recipe.framework,
         "model": recipe.job.get("model"),
         "keys": {kind: keys_of(getattr(recipe, kind)) for kind in KINDS},
     }
-    if recipe.refused:
-        return {"outcome": "other task", "reason": recipe.refused, **row}
-    return {**row, **answer(path, recipe)}
+
+
+def over_its_limits(path: Path) -> Row:
+    """What is known of a file whose answer took too much: reading it takes no time."""
+    recipe = recipes.find_recipe(path)
+    if recipe is None:
+        return {"outcome": "over its limits"}
+    understood = any(is_read(path, overrides) for overrides in cards_for(recipe))
+    return {"outcome": "over its limits", "understood": understood, **read_of(recipe)}
+
+
+def is_read(path: Path, overrides: dict[str, object]) -> bool:
+    try:
+        read_job(str(path), overrides)
+    except TunecastError:
+        return False
+    return True
 
 
 def keys_of(found: Iterable[Any]) -> list[str]:
@@ -135,7 +159,7 @@ def bounded(path: Path) -> Row:
     try:
         row: Row = receiver.recv()
     except EOFError:
-        row = {"outcome": "over its limits"}
+        row = over_its_limits(path)
     process.join()
     return row
 
@@ -161,7 +185,7 @@ def summary(rows: list[Row]) -> Row:
     every = [row for row in rows if row["task"] not in OUT_OF_SCOPE]
     recognised = [row for row in text if "keys" in row]
     answered = [row for row in text if row["outcome"] == "answered"]
-    keys = {kind: sum(len(row["keys"][kind]) for row in recognised) for kind in KINDS}
+    keys = {kind: sum(count_of(row["keys"][kind]) for row in recognised) for kind in KINDS}
     return {
         "files": len(rows),
         **{outcome: outcomes[outcome] for outcome in OUTCOMES},
@@ -191,6 +215,11 @@ def summary(rows: list[Row]) -> Row:
             ),
         },
     }
+
+
+def count_of(keys: list[str] | int) -> int:
+    """Of a row that was made now, or that `briefly` wrote."""
+    return keys if isinstance(keys, int) else len(keys)
 
 
 def is_understood(row: Row) -> bool:
@@ -250,8 +279,18 @@ def told_why(found: Row) -> Iterator[str]:
 
 def briefly(row: Row) -> Row:
     """A row of the result: of keys that are used or ignored, only how many."""
-    keys = {kind: names if kind == "not_understood" else len(names) for kind, names in row.get("keys", {}).items()}
+    keys = {kind: names if kind == "not_understood" else count_of(names) for kind, names in row.get("keys", {}).items()}
     return {**row, "keys": keys} if keys else row
+
+
+def answered_before() -> dict[tuple[str, str], Row]:
+    """Rows of the result that no change is expected of, with the commit each is of."""
+    found: Row = json.loads((HERE / "results" / "recipes.json").read_text(encoding="utf-8"))
+    return {
+        (row["repo"], row["path"]): {"predicted_at": found["commit"][:8], **row}
+        for row in found["rows"]
+        if row["outcome"] == ("other task" if row["task"] in OUT_OF_SCOPE else "answered")
+    }
 
 
 def is_text(row: Row) -> bool:
@@ -264,7 +303,9 @@ def main() -> None:
     parser.add_argument("--only", metavar="FRAMEWORK", help="and write no result")
     parser.add_argument("--not-text", action="store_true", help="without SFT and pre-training on text, and no result")
     parser.add_argument("--failing", action="store_true", help="name each file that is not answered, and why")
+    parser.add_argument("--unanswered", action="store_true", help="ask again what the result does not answer")
     arguments = parser.parse_args()
+    kept = answered_before() if arguments.unanswered else {}
     with (HERE / "data" / "recipe_files.csv").open(encoding="utf-8", newline="") as file:
         given = [
             row
@@ -276,7 +317,7 @@ def main() -> None:
         {
             **{name: row[name] for name in ("framework", "repo", "path", "task", "modality")},
             "text": is_text(row),
-            **bounded(arguments.folder / row["repo"] / row["path"]),
+            **(kept.get((row["repo"], row["path"])) or bounded(arguments.folder / row["repo"] / row["path"])),
         }
         for row in given
     ]

@@ -87,7 +87,8 @@ JOB = {
     "--completion-length",
     "--steps-per-generation", "--iterations", "--rl-beta", "--reward-model", "--rl-engine", "--vllm-place",
     "--vllm-memory-fraction", "--vllm-tensor", "--vllm-sleep", "--no-vllm-sleep", "--vllm-cards", "--labels",
-    "--teacher", "--teacher-place", "--on-policy", "--images", "--pixels", "--frames", "--tiles", "--vision-trained",
+    "--negatives", "--teacher", "--teacher-place", "--on-policy", "--teacher-top-k", "--images", "--pixels", "--frames",
+    "--tiles", "--vision-trained",
 }  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tunecast.door.predict import predict
 from tunecast.errors import UsageError
 from tunecast.job import job_from_dict
 from tunecast.tape.build.fill_in import fill_in
@@ -132,3 +133,14 @@ class TestPreferences:
         with pytest.raises(UsageError) as found:
             job_of(stack="trl", task=task, micro_batch=8)
         assert found.value.field == "vision.images"
+
+
+def test_a_tower_beside_experts_gives_embeddings_to_megatron() -> None:
+    """Models with experts return more than hidden states."""
+    found = predict(
+        {
+            "model": "internvl3.5-30b-a3b", "stack": "megatron", "method": "lora", "vision": {"images": 1},
+            "seq_len": 1024, "hardware": {"gpu": "h100-sxm-80gb", "gpus": 2}, "parallel": {"expert": 2},
+        }
+    )  # fmt: skip
+    assert found.exactness == "estimate"

@@ -144,6 +144,14 @@ def test_what_contradicts_is_refused(values: dict[str, Any], told: str) -> None:
 def test_kto_wants_two_answers() -> None:
     with pytest.raises(Unsupported, match="micro_batch: got 1"):
         build(job_of("kto", "lora", micro_batch=1), CONFIG, [LENGTH], Card())
+    with pytest.raises(Unsupported, match="micro_batch: got 1"):
+        build(job_of("kto", "lora", micro_batch=1, stack="ms-swift"), CONFIG, [LENGTH], Card())
+
+
+def test_of_ms_swift_other_answers_are_those_of_a_step() -> None:
+    """swift/pipelines/train/kto.py: a step of one row is refused, not a card's one row."""
+    job = fill_in(job_of("kto", "lora", micro_batch=1, grad_accum=2, stack="ms-swift"), CONFIG)
+    assert build(job, CONFIG, [LENGTH], Card()).events
 
 
 FOLDED: dict[str, dict[str, Any]] = {

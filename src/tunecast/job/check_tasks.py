@@ -6,7 +6,7 @@ from tunecast.job.kernels import CUT_HEAD, FUSED_HEAD, LIGER_PARTS
 from tunecast.job.knob import shown
 from tunecast.job.names import HEADS, PREFERENCES, REFERENCED
 from tunecast.job.rules import Rule, adding_to
-from tunecast.job.stacks import STACKS
+from tunecast.job.stacks import STACKS, stacks_where
 
 RULES: list[Rule] = []
 rule = adding_to(RULES)
@@ -34,11 +34,44 @@ def outputs_of_a_head(labels: int | None, task: str) -> str | None:
     return None
 
 
+@rule("head.negatives", "task", "stack")
+def texts_of_a_sample(negatives: int, task: str, stack: str) -> str | None:
+    """Of rerankers `micro_batch` counts pairs, but for Automodel's, whose samples are a query's passages."""
+    if not negatives or task == "embed" or (task == "rerank" and STACKS[stack].runs_own_tasks):
+        return None
+    return f"got {negatives} with task {task}, whose samples are single texts; allowed: 0; nearest: 0"
+
+
 @rule("distill.teacher", "task", "stack")
 def a_student_has_a_teacher(teacher: str | None, task: str, stack: str) -> str | None:
     if teacher is not None or task != "distill" or task not in STACKS[stack].tasks:
         return None
     return "got null with task distill, which learns from another model; allowed: a model's name, as llama-3.1-70b"
+
+
+@rule("distill.teacher", "task", "stack")
+def a_teacher_of_rollouts(teacher: str | None, task: str, stack: str) -> str | None:
+    """swift/rlhf_trainers/grpo_trainer.py, `_setup_teacher`; TRL's GRPOTrainer has none."""
+    if teacher is None or task == "distill" or STACKS[stack].hears_teachers:
+        return None
+    known = stacks_where(lambda each: each.hears_teachers)
+    return f"got {teacher} with task {task}; known of {known}; allowed with {stack}: null; nearest: null"
+
+
+@rule("distill.on_policy", "task")
+def rollouts_are_the_students(share: float | None, task: str) -> str | None:
+    if share is None or task == "distill":
+        return None
+    return f"got {shown(share)} with task {task}, which generates all completions; allowed: null; nearest: null"
+
+
+@rule("distill.top_k", "task", "stack", "distill.place")
+def largest_logits(top: int | None, task: str, stack: str, place: str) -> str | None:
+    """swift/megatron/trainers/gkd_trainer.py, `gkd_logits_topk`."""
+    if top is None or (task == "distill" and (STACKS[stack].uses_megatron or place == "server")):
+        return None
+    got = f"got {top} with task {task} of {stack} and a teacher on its cards"
+    return f"{got}; allowed: null, or distill of megatron, or distill.place server; nearest: null"
 
 
 @rule("data.packing", "task", "stack")

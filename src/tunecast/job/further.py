@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from tunecast.errors import NotResolved
 from tunecast.job.model import ModelConfig, resolve_model
-from tunecast.job.names import ROLLOUTS
+from tunecast.job.names import ROLLOUTS, TAUGHT
+from tunecast.job.stacks import stack_of
 from tunecast.records import replace
 
 if TYPE_CHECKING:
@@ -36,10 +37,17 @@ def further_config(config: Mapping[str, Any], role: str) -> Mapping[str, Any]:
     return found
 
 
+def has_second_teacher(job: Job) -> bool:
+    """Of ms-swift a teacher of the model's own name is, with adapters, that model without them (swift/arguments/
+    rlhf_args.py, `_check_teacher`); of TRL it is loaded all the same."""
+    own = stack_of(job).hears_teachers and job.method != "full" and job.distill.teacher == job.model
+    return job.distill.teacher is not None and job.distill.place == "card" and not own
+
+
 def _named(job: Job) -> dict[str, tuple[str, str]]:
     """By role: the name, and the field that has it."""
     named: dict[str, tuple[str, str]] = {}
-    if job.task == "distill" and job.distill.place == "card" and job.distill.teacher is not None:
+    if job.task in TAUGHT and job.distill.teacher is not None and has_second_teacher(job):
         named[TEACHER] = job.distill.teacher, "distill.teacher"
     if job.task in ROLLOUTS and job.rl.reward_model is not None:
         named[REWARD] = job.rl.reward_model, "rl.reward_model"

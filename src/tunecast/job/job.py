@@ -236,7 +236,7 @@ class Job(Section):
     preference: Preference = section(Preference, "with task dpo, kto, orpo, cpo or simpo")
     rl: Rl = section(Rl, "with task grpo, rloo or ppo")
     head: Head = section(Head, "with task reward, prm, classify, embed or rerank")
-    distill: Distill = section(Distill, "with task distill")
+    distill: Distill = section(Distill, "with task distill, and grpo with a teacher")
     vision: Vision = section(Vision, "images and videos beside text, of models with a vision tower")
     data: Data = section(Data, "how much there is to train on")
     run: Run = section(Run, "how long it runs, and what happens between steps")

@@ -19,6 +19,8 @@ HEADS = ("reward", "prm", "classify", "embed", "rerank")
 """Tasks whose model has another head than the vocabulary's, or none."""
 ROLLOUTS = ("grpo", "rloo", "ppo")
 """Tasks that train on completions they generate: `micro_batch` counts completions."""
+TAUGHT = ("distill", "grpo")
+"""Tasks that may have a teacher: the one learns from it alone, the other may hear it beside rewards, or instead."""
 
 
 TITLES = {

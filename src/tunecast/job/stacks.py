@@ -48,6 +48,8 @@ class Stack:
     """Whose release `stack_version` is, where the stack has another name."""
     uses_megatron: bool = False
     """Megatron Core with TransformerEngine's layers."""
+    runs_own_tasks: bool = False
+    """Its program has its own way of every task; others' tasks are programs over the Trainer's loop."""
     has_trainer_sampler: bool = False
     """Batches come in the order of the Trainer's samplers."""
     by_script: bool = False
@@ -131,6 +133,11 @@ class Stack:
     widens_trained: bool = False
     """Parameters that are trained become float32 under autocast, whatever the frozen ones are, and layers without any
     are not checkpointed."""
+    mixes_steps: bool = False
+    """KTO's answers to other prompts are those of a whole step, not of a card's own rows (swift/pipelines/train/kto.py,
+    `_get_kl_dataset`)."""
+    hears_teachers: bool = False
+    """A teacher may score what GRPO generates (swift/arguments/rlhf_args.py, `_check_teacher`)."""
     has_value_head: bool = False
     """A reward model keeps the vocabulary's head, and a head of one output stands beside it."""
     compiles_always: bool = False
@@ -282,6 +289,8 @@ _MS_SWIFT = replace(
     adapts_itself=True,
     frugal=None,
     heads_see=True,
+    hears_teachers=True,
+    mixes_steps=True,
     trained_parts=("language",),  # `freeze_vit`, `freeze_aligner` (swift/arguments/tuner_args.py)
 )
 _UNSLOTH = Stack(
@@ -349,22 +358,26 @@ _MEGATRON = Stack(
     {**_TORCH, **_newest("megatron-core"), "transformer-engine": "2.5"},
     package="megatron-core",
     uses_megatron=True,
+    runs_own_tasks=True,
     shardings=("ddp", "zero1"),
     splits=("tensor", "pipeline", "context", "expert"),
     has_plain_tensor=True,
     # --bf16, bf16_mixed: weights of 16 bits, masters in the optimizer
     weights_dtype=lambda job: job.autocast or "float32",
     targets="attention",  # linear_qkv, linear_proj
-    tasks=(*LANGUAGE, "dpo", "kto", "reward", "classify", "rerank", "grpo"),  # swift/megatron/trainers
+    tasks=(*LANGUAGE, "dpo", "kto", "reward", "classify", "rerank", "grpo", "distill"),  # swift/megatron/trainers
     sees_images=True,
     spreads_images=True,
     heads_see=True,
+    hears_teachers=True,
     drops_before_experts=True,  # its adapters are its own, not PEFT's
 )
 _AUTOMODEL = Stack(
     "automodel",
     "automodel",
     {**_HUGGING_FACE, **_newest("nemo-automodel")},
+    tasks=(*LANGUAGE, "distill", "embed", "rerank"),  # nemo_automodel/recipes: llm/kd.py, vlm/kd.py, retrieval
+    runs_own_tasks=True,
     shardings=("fsdp", "hsdp"),
     splits=("tensor", "pipeline", "context", "expert"),
     offloads=True,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from tunecast.job.knob import OURS, Section, field, section, trl
-from tunecast.job.names import HEADS, PREFERENCES, ROLLOUTS
+from tunecast.job.names import HEADS, PREFERENCES, ROLLOUTS, TAUGHT
 from tunecast.records import dataclass
 
 
@@ -204,6 +204,14 @@ class Distill(Section):
         within=(0, 1),
         aka="lmbda",
     )
+    top_k: int | None = field(
+        None,
+        OURS,
+        "logits of each token that are kept of the teacher's, the largest; null: all, or 64 of a teacher elsewhere",
+        within=(1, 1_000_000),
+        aka="gkd_logits_topk",
+        flag="teacher-top-k",
+    )
 
 
 @dataclass(frozen=True)
@@ -215,13 +223,20 @@ class Head(Section):
         within=(1, 10_000_000),
         aka="num_labels",
     )
+    negatives: int = field(
+        0,
+        OURS,
+        "texts of each sample that its anchor is to be far from, beside the one it is to be near to, with embed",
+        within=(0, 1000),
+        aka="num_hard_negatives",
+    )
 
 
 OF_TASKS: Mapping[str, tuple[str, ...]] = {
     "preference": PREFERENCES,
     "rl": (*ROLLOUTS, "distill"),
     "head": HEADS,
-    "distill": ("distill",),
+    "distill": TAUGHT,
 }
 """By section: the tasks it says something about."""
 OF_OTHERS: Mapping[str, str] = {

@@ -135,11 +135,12 @@ def _country(job: Job) -> str | None:
 
 
 def _generations(job: Job) -> str | None:
-    """trl/trainer/grpo_config.py, `__post_init__`."""
+    """trl/trainer/grpo_config.py, `__post_init__`. A teacher tells of one completion too (swift/arguments/
+    rlhf_args.py, `_check_teacher`)."""
     generations = job.rl.generations
     if job.task not in ROLLOUTS or job.task == "ppo":
         return None
-    if generations < 2:
+    if generations < 2 and job.distill.teacher is None:
         return f"got {generations}; allowed: at least 2, since completions of a prompt are compared with each other"
     batch = job.micro_batch * job.hardware.cards * (job.rl.steps_per_generation or job.grad_accum)
     if batch % generations == 0:

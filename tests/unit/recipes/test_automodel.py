@@ -10,7 +10,7 @@ import pytest
 from tunecast.errors import TunecastError
 from tunecast.job.readers import read_job
 from tunecast.job.recipes import Recipe, find_recipe
-from tunecast.job.recipes.frameworks import automodel
+from tunecast.job.recipes.frameworks import automodel, automodel_tasks
 
 FULL = """\
 recipe: TrainFinetuneRecipeForNextTokenPrediction
@@ -169,7 +169,7 @@ class TestRows:
 
     def test_mock_data_are_pretraining(self, tmp_path: Path) -> None:
         mock = "nemo_automodel.components.datasets.llm.mock_iterable_dataset.MockIterableDataset"
-        found = recipe(tmp_path, values={"dataset._target_": mock, "recipe": automodel.BENCHMARK})
+        found = recipe(tmp_path, values={"dataset._target_": mock, "recipe": automodel_tasks.BENCHMARK})
         assert (found.job["task"], found.refused) == ("pretrain", None)
 
 
@@ -322,9 +322,8 @@ class TestSplits:
     ("name", "task"),
     [
         ("FinetuneRecipeForMultimodal", "vision"),
-        ("nemo_automodel.recipes.llm.kd.KnowledgeDistillationRecipeForNextTokenPrediction", "distillation"),
+        ("EmbeddingDistillRecipe", "distillation"),
         ("TrainEagle3Recipe", "speculative decoding"),
-        ("TrainBiEncoderRecipe", "embedding"),
         ("TrainFinetuneRecipeForSequenceClassification", "classification"),
         ("DiffusionLMSFTRecipe", "diffusion language model"),
     ],
@@ -335,6 +334,60 @@ def test_other_recipes_are_refused_by_their_task(tmp_path: Path, name: str, task
     assert found.refused.startswith(f"{task}: ")
     with pytest.raises(TunecastError, match=task):
         read_job(str(tmp_path / "train.yaml"))
+
+
+TEACHES = """\
+teacher_model: {pretrained_model_name_or_path: meta-llama/Llama-3.2-3B}
+kd_ratio: 0.5
+kd_loss_fn: {_target_: nemo_automodel.components.loss.kd_loss.KDLoss, fp32_upcast: true}
+"""
+PROXY = """\
+model:
+  _target_: nemo_automodel.NeMoAutoModelForCausalLM.from_config
+  config:
+    _target_: transformers.models.qwen3_moe.configuration_qwen3_moe.Qwen3MoeConfig
+    hidden_size: 2048
+    num_hidden_layers: LAYERS
+    num_experts: 4
+    num_attention_heads: 8
+distributed: {strategy: fsdp2}
+step_scheduler: {local_batch_size: 4, global_batch_size: 8}
+recipe: TrainFinetuneRecipeForNextTokenPrediction
+"""
+
+
+def test_automodels_small_model_with_experts_is_known_by_its_sizes(tmp_path: Path) -> None:
+    found = recipe(tmp_path, PROXY.replace("LAYERS", "2"))
+    assert (found.job["model"], unread(found)) == ("automodel-qwen3-moe-proxy", set())
+    assert "model" not in recipe(tmp_path, PROXY.replace("LAYERS", "3")).job
+
+
+STUDENT = FULL.replace("TrainFinetuneRecipeForNextTokenPrediction", "KnowledgeDistillationRecipeForNextTokenPrediction")
+
+
+def test_a_teacher_stands_beside_a_student(tmp_path: Path) -> None:
+    found = recipe(tmp_path, STUDENT + TEACHES)
+    assert (found.refused, unread(found)) == (None, set())
+    assert (found.job["task"], found.job["distill"]["teacher"]) == ("distill", "meta-llama/Llama-3.2-3B")
+    assert read_job(str(tmp_path / "train.yaml")).distill.place == "card"
+
+
+def test_a_teacher_on_a_mesh_of_its_own_is_elsewhere(tmp_path: Path) -> None:
+    apart = "separate_meshes: true\nteacher_distributed: {tp_size: 2}\n"
+    found = recipe(tmp_path, STUDENT + TEACHES + apart)
+    assert found.job["distill"]["place"] == "server"
+    assert unread(found) == {"teacher_distributed"}, "its cards are not counted"
+
+
+@pytest.mark.parametrize(
+    ("name", "task", "length"),
+    [("TrainBiEncoderRecipe", "embed", "p_max_len"), ("TrainCrossEncoderRecipe", "rerank", "rerank_max_length")],
+)
+def test_encoders_have_passages(tmp_path: Path, name: str, task: str, length: str) -> None:
+    text = FULL.replace("TrainFinetuneRecipeForNextTokenPrediction", name).replace("seq_length: 2048", "n_passages: 4")
+    found = recipe(tmp_path, f"{text}dataloader: {{collate_fn: {{{length}: 384}}}}\n")
+    assert (found.refused, unread(found)) == (None, set())
+    assert (found.job["task"], found.job["head"]["negatives"], found.job["seq_len"]) == (task, 3, 384)
 
 
 @pytest.mark.parametrize(

@@ -214,3 +214,15 @@ def test_megatrons_loss_is_fused_unless_told(tmp_path: Path, flags: str, loss: s
 def test_what_of_megatron_is_told_as_not_modelled(tmp_path: Path, flags: str, key: str) -> None:
     assert set(unread(megatron(tmp_path, flags))) == {key}
     assert not unread(megatron(tmp_path, "--cross_entropy_fusion_impl native"))
+
+
+def test_packs_that_no_job_has_are_told_as_rows(tmp_path: Path) -> None:
+    """Of 8,192 tokens each: with images, and of GKD."""
+    sees = "swift sft --model Qwen/Qwen2.5-VL-7B-Instruct --dataset AI-ModelScope/LaTeX_OCR"
+    learns = "swift rlhf --rlhf_type gkd --model Qwen/Qwen3-8B --teacher_model Qwen/Qwen3-32B"
+    for command in (sees, learns):
+        recipe = script(tmp_path, f"{command} --packing true --max_length 8192 --attn_impl flash_attn\n")
+        assert (recipe.job["data"]["packing"], recipe.job["seq_len"]) == (False, 8192)
+        assert unread(recipe)["packing"].startswith("a pack is told as one")
+    plain = sft(tmp_path, "--packing true --max_length 8192")
+    assert plain.job["data"]["packing"] is True and not unread(plain)

@@ -157,6 +157,15 @@ FILES: list[tuple[str, str, str, Values]] = [
      {"task": "ppo", "rl.reward_model": "gpt2", "rl.completion_length": 512, "rl.iterations": 4}),
     ("swift gkd", "x.sh", f"swift rlhf --rlhf_type gkd --model {MODEL} --teacher_model gpt2 --max_length 300\n",
      {"task": "distill", "distill.teacher": "gpt2", "distill.on_policy": 0.5, "seq_len": 300}),
+    ("swift grpo, a teacher", "x.sh",
+     f"NPROC_PER_NODE=2 swift rlhf --rlhf_type grpo --model {MODEL} --teacher_model Qwen/Qwen2.5-7B-Instruct"
+     " --num_generations 1 --use_vllm true --vllm_mode colocate\n",
+     {"task": "grpo", "distill.teacher": "Qwen/Qwen2.5-7B-Instruct", "rl.generations": 1, "distill.place": "card"}),
+    ("megatron gkd", "x.sh",
+     f"NPROC_PER_NODE=2 megatron rlhf --rlhf_type gkd --model {MODEL} --teacher_model Qwen/Qwen2.5-7B-Instruct"
+     " --lmbda 1 --gkd_logits_topk 32 --max_completion_length 256 --micro_batch_size 1 --global_batch_size 4\n",
+     {"task": "distill", "stack": "megatron", "distill.teacher": "Qwen/Qwen2.5-7B-Instruct", "distill.top_k": 32,
+      "distill.on_policy": 1.0, "rl.completion_length": 256}),
     ("swift rm", "x.sh", f"swift rlhf --rlhf_type rm --model {MODEL}\n", {"task": "reward"}),
     ("swift classes", "x.sh", f"swift sft --task_type seq_cls --num_labels 3 --model {MODEL}\n",
      {"task": "classify", "head.labels": 3, "stack": "ms-swift"}),

@@ -7,6 +7,8 @@ automodel_inline.py      Models that Automodel's files name by no repository: a 
                          a model's, or GPT-2 by its sizes
 automodel_parallel.py    How NeMo Automodel's YAML spreads a model over cards, and whose kernels run there:
                          `distributed`, `model.backend`, `loss_fn`
+automodel_tasks.py       What Automodel trains for: recipes by their classes, teachers, encoders of texts, and what is
+                         refused by name
 axolotl.py               Axolotl's YAML
 axolotl_cards.py         How Axolotl shares a job among cards, and which kernels it puts in
 axolotl_keys.py          What Axolotl's keys are: their defaults, those that move nothing, those that no field tells,

@@ -18,8 +18,6 @@ from tunecast.job.recipes.document import Document, leaves
 from tunecast.job.recipes.draft import Draft, Keys
 from tunecast.job.recipes.frameworks import automodel_images
 from tunecast.job.recipes.frameworks.automodel_images import (
-    VISION_MODEL,
-    VISION_RECIPE,
     take_images,
     take_rows_with_images,
     trains_on_images,
@@ -33,6 +31,14 @@ from tunecast.job.recipes.frameworks.automodel_parallel import (
     take_loss,
     take_mesh,
     take_sharding,
+)
+from tunecast.job.recipes.frameworks.automodel_tasks import (
+    ENCODERS,
+    OWN_RECIPES,
+    factory,
+    take_rows_of_encoders,
+    take_task,
+    take_task_keys,
 )
 from tunecast.job.recipes.references import resolved
 from tunecast.job.recipes.request import Invocation, ReadRequest
@@ -56,60 +62,6 @@ DEFAULTS: Mapping[str, tuple[object, str]] = {
     "lora.dropout": (0.0, f"{_PEFT}.dropout"),
     "lora.dora": (False, f"{_PEFT}.use_dora"),
 }
-
-NEXT_TOKEN = "TrainFinetuneRecipeForNextTokenPrediction"
-BENCHMARK = "BenchmarkingRecipeForNextTokenPrediction"
-_SPECULATIVE = ("speculative decoding", "a head that drafts tokens is trained beside a frozen model")
-_RETRIEVAL = ("embedding", "an encoder is trained by pairs of texts")
-_VISION = ("vision", "the model takes images or sound beside text")
-_DISTILLATION = ("distillation", "a teacher's logits stand beside the model's own")
-_DIFFUSION = ("diffusion", "images or videos are made of noise")
-_DIFFUSION_TEXT = ("diffusion language model", "masked tokens are told at once, not the next one")
-OTHER_RECIPES: Mapping[str, tuple[str, str]] = {
-    "FinetuneRecipeForMultimodal": _VISION,
-    "PretrainRecipeForMultimodal": _VISION,
-    "KnowledgeDistillationRecipeForVLM": _DISTILLATION,
-    "KnowledgeDistillationRecipeForNextTokenPrediction": _DISTILLATION,
-    "EmbeddingDistillRecipe": _DISTILLATION,
-    "TrainFinetuneRecipeForSequenceClassification": ("classification", "a head of labels takes the vocabulary's place"),
-    "TrainBiEncoderRecipe": _RETRIEVAL,
-    "TrainCrossEncoderRecipe": ("reranker", "a head scores pairs of texts"),
-    "MineHardNegativesRecipe": ("inference", "hard negatives are looked for; nothing is trained"),
-    "TrainDiffusionRecipe": _DIFFUSION,
-    "DiffusionLMSFTRecipe": _DIFFUSION_TEXT,
-    "DiffusionGemmaSFTRecipe": _DIFFUSION_TEXT,
-    **dict.fromkeys(
-        ("TrainEagle1Recipe", "TrainEagle2Recipe", "TrainEagle3Recipe", "TrainDFlashRecipe", "TrainDFlash2Recipe",
-         "TrainDSparkRecipe", "TrainDominoRecipe", "TrainJetSpecRecipe", "TrainVispecRecipe",
-         "TrainVispecStage1Recipe"),
-        _SPECULATIVE,
-    ),
-}  # fmt: skip
-"""Classes of nemo_automodel/recipes that train for something else."""
-OTHER_MODELS: Mapping[str, tuple[str, str]] = {
-    VISION_MODEL: _VISION,
-    "NeMoAutoModelForMultimodalLM": _VISION,
-    "NeMoAutoModelForTextToWaveform": _VISION,
-    "NeMoAutoModelForSeq2SeqLM": ("sequence to sequence", "the model has an encoder"),
-    "NeMoAutoModelForSequenceClassification": ("classification", "a head of labels takes the vocabulary's place"),
-    "NeMoAutoModelBiEncoder": _RETRIEVAL,
-    "NeMoAutoModelCrossEncoder": ("reranker", "a head scores pairs of texts"),
-    "NeMoAutoDiffusionPipeline": _DIFFUSION,
-    "Gemma4WithDrafter": _SPECULATIVE,
-}
-"""What `model._target_` may name; the recipe's class need not say it."""
-OTHER_SECTIONS: Mapping[str, tuple[str, str]] = {
-    "flow_matching": _DIFFUSION,
-    "dllm": _DIFFUSION_TEXT,
-    "teacher_model": _DISTILLATION,
-    "kd_loss_fn": _DISTILLATION,
-    "recipe_args.draft_num_hidden_layers": _SPECULATIVE,
-    "recipe_args.target_model_name_or_path": _SPECULATIVE,
-    "processor": _VISION,
-    "inference": ("inference", "nothing is trained"),
-}
-PRETRAINING = ("MegatronPretraining", "NanogptDataset", "MockIterableDataset")
-"""Data sets of text without prompts, in full rows."""
 
 OWN_SECTIONS = ("model", "dataset", "loss_fn", "distributed", "peft", "rng", "data.dataloader", "optimizer")
 WITHOUT_EFFECT = (
@@ -150,9 +102,6 @@ SHAPE_UNCHANGED = frozenset(
      "attn_implementation", "_attn_implementation", "max_position_embeddings", "norm_topk_prob", "hidden_act"}
 )  # fmt: skip
 """Of `model.config`: what moves no size, or is read by itself."""
-
-
-OWN_RECIPES = frozenset({NEXT_TOKEN, BENCHMARK, VISION_RECIPE, *OTHER_RECIPES})
 
 
 def recognises(document: Document) -> bool:
@@ -211,38 +160,10 @@ def read(draft: Draft, request: ReadRequest) -> None:
     take_loss(draft, keys)
     take_kernels(draft, keys)
     take_cards(draft, keys)
-
-
-def factory(path: object) -> str:
-    """Of `package.Class.from_pretrained` the class, else what is called."""
-    parts = path.split(".") if isinstance(path, str) else [""]
-    return parts[-2] if len(parts) > 1 and parts[-1].startswith("from_") else parts[-1]
+    take_task_keys(draft, keys)
 
 
 # ------------------------------------------------------------------------------------------------ what is trained
-
-
-def take_task(draft: Draft, keys: Keys, sees: bool) -> None:
-    """`sees`: on images, whose recipe has a model and a section of its own."""
-    recipe = class_name(keys.get("recipe"), keys.get("recipe._target_"))
-    own = (VISION_MODEL, "processor") if sees else ()
-    model = factory(keys.document.get("model._target_"))
-    other = OTHER_RECIPES.get(recipe) or (None if model in own else OTHER_MODELS.get(model))
-    if other is None and recipe != NEXT_TOKEN:
-        sections = (name for name in OTHER_SECTIONS if name not in own and keys.document.get(name) is not None)
-        other = next((OTHER_SECTIONS[name] for name in sections), None)
-    if other is None and keys.get("qat.enabled") is True:
-        other = ("QAT", "weights are rounded while they are trained")
-    if other is not None:
-        draft.refuse(*other)
-    elif recipe not in ("", NEXT_TOKEN, BENCHMARK, VISION_RECIPE):
-        draft.refuse(recipe[:60], "a recipe that is not known here")
-    if class_name(keys.document.get("dataset._target_")) in PRETRAINING:
-        draft.put("task", "pretrain", keys, "dataset._target_")
-        draft.put("data.packing", True, keys, "dataset._target_")
-        draft.put("data.packing_strategy", "wrapped", keys, "dataset._target_")
-    elif other is None:
-        draft.put("task", "sft", keys, "recipe", "model._target_")
 
 
 def take_model(draft: Draft, keys: Keys) -> None:
@@ -372,6 +293,8 @@ def texts(given: object) -> list[str]:
 def take_rows(draft: Draft, keys: Keys) -> None:
     if "vision.images" in draft.fields:
         take_rows_with_images(draft, keys)
+    elif draft.fields.get("task") in ENCODERS:
+        take_rows_of_encoders(draft, keys)
     else:
         take_rows_of_text(draft, keys)
     limit = ("dataset.limit_dataset_samples", "dataset.num_samples_limit", "dataset.num_samples")

@@ -12,6 +12,7 @@ from tunecast.job.recipes.frameworks.automodel_parallel import class_name
 from tunecast.job.recipes.images import assume_images, image_tokens, take_frozen_parts
 
 VISION_RECIPE = "FinetuneRecipeForVLM"
+VISION_STUDENT = "KnowledgeDistillationRecipeForVLM"
 VISION_MODEL = "NeMoAutoModelForImageTextToText"
 FROZEN = {
     "tower": ("freeze_config.freeze_vision_tower", True),
@@ -33,7 +34,7 @@ WITHOUT_EFFECT = (
 def trains_on_images(document: Document, model: str) -> bool:
     """`model`: the class that `model._target_` names."""
     recipe = class_name(document.get("recipe"), document.get("recipe._target_"))
-    return recipe == VISION_RECIPE or (recipe == "" and model == VISION_MODEL)
+    return recipe in (VISION_RECIPE, VISION_STUDENT) or (recipe == "" and model == VISION_MODEL)
 
 
 def take_images(draft: Draft, keys: Keys) -> None:

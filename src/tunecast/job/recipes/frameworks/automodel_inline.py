@@ -1,5 +1,6 @@
-"""Models that Automodel's files name by no repository: a configuration class whose defaults are a model's, or GPT-2 by
-its sizes. What a file says besides is told where it makes another shape.
+"""Models that Automodel's files name by no repository: a configuration class whose defaults are a model's, or GPT-2 and
+the small model with experts of Automodel's own tests by their sizes. What a file says besides is told where it makes
+another shape.
 
 Source  nemo_automodel 0.7.0: components/models/deepseek_v4/config.py, `DeepseekV4Config`; components/models/gpt2.py,
         `build_gpt2_model`; transformers 5.17.0: models/glm4_moe_lite/configuration_glm4_moe_lite.py,
@@ -23,6 +24,8 @@ GPT2_SIZES: Mapping[tuple[object, object, object], str] = {
 """By width, layers and heads."""
 GPT2_POSITIONS = 2048
 """Rows of the table of positions that `build_gpt2_model` makes where a file says none; GPT-2 has 1024."""
+PROXIES: Mapping[tuple[str, str, str], str] = {("2048", "2", "4"): "automodel-qwen3-moe-proxy"}
+"""By width, layers and experts of a `Qwen3MoeConfig` (examples/llm_finetune/qwen/qwen3_moe_2layer_proxy_*.yaml)."""
 UNSAID: Mapping[str, object] = {"partial_rotary_factor": 1.0}
 """What a config.json means that does not say it."""
 
@@ -33,6 +36,12 @@ def inline_model(document: Document) -> tuple[str, str] | None:
         maker = str(document.get(f"{section}._target_")).rpartition(".")[2]
         if maker in CLASS_DEFAULTS:
             return CLASS_DEFAULTS[maker], section
+        if maker == "Qwen3MoeConfig":
+            width, layers, experts = (
+                str(document.get(f"{section}.{name}")) for name in ("hidden_size", "num_hidden_layers", "num_experts")
+            )
+            proxy = PROXIES.get((width, layers, experts))
+            return None if proxy is None else (proxy, section)
         if maker in GPT2_MAKERS:
             sizes = [document.get(f"{section}.{name}") for name in ("n_embd", "n_layer", "n_head")]
             plain = [usual if given is None else given for given, usual in zip(sizes, (768, 12, 12), strict=True)]

@@ -236,9 +236,13 @@ def take_precision(draft: Draft, keys: Keys) -> None:
 
 def take_rows(draft: Draft, keys: Keys) -> None:
     packs = is_on(keys.get("packing"))
-    draft.take("data.packing", keys, "packing")
+    told = told_of_packs(draft) if packs else None
+    if told is not None:
+        draft.not_modelled(keys, "packing", told)
+    else:
+        draft.take("data.packing", keys, "packing")
     huggingface.assume(draft, "data.packing", DEFAULTS)
-    if packs:
+    if packs and told is None:
         draft.assume("data.packing_strategy", "bfd")
     lengths = ("packing_length", "max_length") if packs else ("max_length", "packing_length")
     draft.take("seq_len", keys, *lengths)
@@ -252,6 +256,14 @@ def take_rows(draft: Draft, keys: Keys) -> None:
     if size is not None and whole(size) != 1:
         draft.put("parallel.context", size, keys, "sequence_parallel_size")
         draft.put("parallel.context_kind", "ulysses", keys, "sequence_parallel_size")
+
+
+def told_of_packs(draft: Draft) -> str | None:
+    """What is said of packs that no job has: ms-swift packs rows with images, and those of GKD
+    (swift/template/base.py, `packing_row`; swift/arguments/rlhf_args.py, `_check_padding_free`)."""
+    if draft.fields.get("vision.images") or draft.fields.get("vision.frames"):
+        return "a pack is told as one sample with as many images as one has"
+    return "a pack is told as one row" if draft.fields.get("task") == "distill" else None
 
 
 def take_samples(draft: Draft, keys: Keys) -> None:

@@ -197,6 +197,11 @@ def take_task_keys(draft: Draft, keys: Keys) -> None:
         draft.take("head.labels", keys, "num_labels")
     elif task == "grpo":
         huggingface_tasks.take_rollouts(draft, keys)
+        draft.take("distill.place", keys, "teacher_model_server", read=lambda _: "server")
+        draft.take("distill.teacher", keys, "teacher_model")
+        if "distill.place" in draft.fields and "model" in draft.fields:
+            draft.assume("distill.teacher", draft.fields["model"], "tunecast: of a teacher elsewhere nothing is held")
+        take_teacher_deepspeed(draft, keys)
         draft.assume("rl.beta", BETAS["grpo"])
         finish_rollouts(draft, keys, ROLLOUT)
     elif task == "ppo":
@@ -213,9 +218,22 @@ def take_distillation(draft: Draft, keys: Keys) -> None:
     """Where no teacher is named it is the student itself (`RLHFArguments._check_teacher`)."""
     draft.take("distill.place", keys, "teacher_model_server", read=lambda _: "server")
     huggingface_tasks.take_teacher(draft, keys, "teacher_model")
+    take_teacher_deepspeed(draft, keys)
     draft.take("distill.on_policy", keys, "lmbda")
+    if draft.fields.get("stack") == "megatron" or draft.fields.get("distill.place") == "server":
+        draft.take("distill.top_k", keys, "gkd_logits_topk")
+    elif keys.get("gkd_logits_topk") is not None:
+        draft.not_modelled(keys, "gkd_logits_topk", "all of the teacher's logits are taken to be compared")
     huggingface.assume_all(draft, GKD)
+    if draft.fields.get("stack") == "megatron":
+        draft.take("rl.completion_length", keys, "max_completion_length", "max_new_tokens")
+        huggingface.assume(draft, "rl.completion_length", ROLLOUT)
     keys.ignore("sleep_level", "max_completion_length", "max_new_tokens")
+
+
+def take_teacher_deepspeed(draft: Draft, keys: Keys) -> None:
+    if keys.get("teacher_deepspeed") is not None:
+        draft.not_modelled(keys, "teacher_deepspeed", "the teacher is taken to be held as the model that is trained is")
 
 
 def finish_rollouts(draft: Draft, keys: Keys, defaults: Defaults) -> None:

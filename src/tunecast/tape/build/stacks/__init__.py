@@ -86,7 +86,7 @@ def module_of(stack: str) -> StackProgram:
 
 def task_program(job: Job) -> StackProgram:
     """The program of a job's task: its stack's own, or one of tape/build/tasks."""
-    if job.task in LANGUAGE or stack_of(job).uses_megatron:
+    if job.task in LANGUAGE or stack_of(job).runs_own_tasks:
         return module_of(job.stack)
     from tunecast.tape.build.tasks import PROGRAMS
 

@@ -75,7 +75,7 @@ def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: 
     model, parameters, optimizer = trl.set_up(job, config, machine, trl.release_of(job, machine.era), dropout)
     give_logits(model)
     if job.distill.place == "server":
-        machine.guesses[FROM_SERVER.format(TOP)] = None
+        machine.guesses[FROM_SERVER.format(job.distill.top_k or TOP)] = None
         take_steps(job, model, parameters, optimizer, lengths, compute_loss_of_top, collated)
     else:
         teacher = Teacher(job, further_config(config, TEACHER), machine)
@@ -178,8 +178,9 @@ def compute_loss_of_top(job: Job, model: Any, inputs: Batch, num_items_in_batch:
     """ms-swift's with a teacher that is asked (swift/rlhf_trainers/gkd_trainer.py, `GKDTrainer.compute_loss`, and
     gkd_loss.py, `gkd_loss`)."""
     machine, (rows, length) = model.machine, inputs[0].shape
-    topk_logprobs = machine.run("_to_copy", (), (rows * length, TOP), FLOAT32)
-    topk_indices = machine.run("_to_copy", (), (rows * length, TOP), INT64)
+    top = job.distill.top_k or TOP
+    topk_logprobs = machine.run("_to_copy", (), (rows * length, top), FLOAT32)
+    topk_indices = machine.run("_to_copy", (), (rows * length, top), INT64)
     machine.scheme.begin_forward()
     images = images_in(machine, inputs)
     student_logits = machine.scheme.end_forward(logits_of(model, inputs[0], inputs[1], **images))

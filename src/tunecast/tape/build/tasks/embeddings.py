@@ -33,7 +33,6 @@ from tunecast.tape.build.vision.batches import image_tensors, images_in
 __all__ = ["REFUSES", "making", "model", "save_beside_adapters", "scheme", "setup", "train"]
 
 REFUSES: Refusals = trainer.REFUSES
-COLUMNS = 2
 TAKEN = (
     "task embed: sentence-transformers' trainer is taken: an anchor and a positive text of each sample, each of "
     "seq_len tokens, the last token's hidden state, MultipleNegativesRankingLoss; its cached losses take less memory"
@@ -90,9 +89,14 @@ def adapting(job: Job, model: Any) -> None:
         save_beside_adapters(model)
 
 
+def columns_of(job: Job) -> int:
+    """An anchor, what it is to be near to, and what it is to be far from, each a column."""
+    return 2 + job.head.negatives
+
+
 def columns(job: Job, machine: Machine, length: int) -> Batch:
     """Tokens and mask of each text; the anchors have the images."""
-    texts = [machine.run("_to_copy", (), (job.micro_batch, length), INT64) for _ in range(2 * COLUMNS)]
+    texts = [machine.run("_to_copy", (), (job.micro_batch, length), INT64) for _ in range(2 * columns_of(job))]
     return *texts, *image_tensors(machine, job.micro_batch, length)
 
 
@@ -123,9 +127,9 @@ def last_tokens(token_embeddings: Tensor, attention_mask: Tensor) -> Tensor:
 
 def compute_loss(job: Job, model: Any, inputs: Batch, num_items_in_batch: None) -> Tensor:
     features: list[Features] = []
-    images: dict[str, Tensor] = images_in(model.machine, inputs[2 * COLUMNS :])
+    images: dict[str, Tensor] = images_in(model.machine, inputs[2 * columns_of(job) :])
     embeddings = []
-    for place in range(0, 2 * COLUMNS, 2):
+    for place in range(0, 2 * columns_of(job), 2):
         embeddings.append(embed(model, inputs[place], inputs[place + 1], features, **images))
         images = {}
     return ranking_loss(embeddings)

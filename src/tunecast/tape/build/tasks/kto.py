@@ -11,10 +11,12 @@ from typing import Any
 
 from tunecast.errors import Unsupported
 from tunecast.job.job import Job
+from tunecast.job.stacks import stack_of
 from tunecast.tape.build.chunked import LOG_PROBS, where
 from tunecast.tape.build.dtypes import BOOL, FLOAT32, INT64
 from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.ops.views import narrow
+from tunecast.tape.build.sharding.scheme import rows_per_step
 from tunecast.tape.build.stacks.trainer import Batch, begin_pass, take_steps
 from tunecast.tape.build.stacks.transformers import evaluation_loop
 from tunecast.tape.build.tasks import whole_logits
@@ -48,7 +50,7 @@ HALF = "half of the answers of a batch are taken as good ones"
 
 
 def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: Machine) -> None:
-    if job.micro_batch < 2:
+    if (rows_per_step(job) if stack_of(job).mixes_steps else job.micro_batch) < 2:
         raise Unsupported.at("micro_batch", ONE)
     machine.assumptions[HALF] = None
     reference = Reference(job, config, machine, OF_KTO, answers, lengths)

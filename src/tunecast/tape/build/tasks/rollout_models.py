@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tunecast.errors import Unsupported
-from tunecast.job.further import REWARD, further_config
+from tunecast.job.further import REWARD, TEACHER, further_config, has_second_teacher
 from tunecast.job.job import Job
 from tunecast.job.shardings import sharding_of
 from tunecast.tape.build import functional as F
@@ -33,14 +33,19 @@ REWARDED = "rl.reward_model: completions are as long in its tokens as in the pol
 PACKED = "rl.engine vllm: how adapters are added to quantised weights before vLLM reads them is left out"
 
 
+TAUGHT = "distill.teacher: a teacher is asked as a reference is, as ms-swift's source says; nobody traced it"
+
+
 class Others:
-    """Models that score completions, beside the one that writes them: a reference, and one that rewards."""
+    """Models that score completions, beside the one that writes them: a reference, a teacher, and one that rewards."""
 
     def __init__(self, job: Job, config: Mapping[str, Any], machine: Machine) -> None:
         self.job, self.config, self.machine = job, config, machine
         self.reference: Any = None
         self.scheme: Any = None
         """How this rank holds it."""
+        self.teacher: Any = None
+        self.teacher_scheme: Any = None
         self.reward: Any = None
 
     def prepare(self, policy: Any) -> None:
@@ -54,6 +59,14 @@ class Others:
             self.reference = load(as_loaded(job), self.config, machine)
             with machine.on_stream(0):
                 self.scheme.wrap(self.reference)
+        if job.distill.teacher is not None:
+            machine.guesses[TAUGHT] = None
+        if has_second_teacher(job):
+            self.teacher_scheme = second_scheme(job, machine)
+            with self.teacher_scheme.loading():
+                self.teacher = frozen_model(machine, further_config(self.config, TEACHER), TEACHER, job.seq_len)
+            with machine.on_stream(0):
+                self.teacher_scheme.wrap(self.teacher)
 
     @contextlib.contextmanager
     def referring(self, policy: Any) -> Iterator[tuple[Any, Sequence[str]]]:
@@ -63,6 +76,17 @@ class Others:
             with self.machine.held_by(self.scheme):
                 self.scheme.begin_forward()
                 yield self.reference, (LOG_PROBS,)
+            return
+        with adapters_off(policy):
+            yield policy, OF_POLICY
+
+    @contextlib.contextmanager
+    def teaching(self, policy: Any) -> Iterator[tuple[Any, Sequence[str]]]:
+        """The same of a teacher (swift/rlhf_trainers/grpo_trainer.py, `_compute_teacher_logps`)."""
+        if self.teacher is not None:
+            with self.machine.held_by(self.teacher_scheme):
+                self.teacher_scheme.begin_forward()
+                yield self.teacher, (LOG_PROBS,)
             return
         with adapters_off(policy):
             yield policy, OF_POLICY

@@ -160,6 +160,10 @@ class Rollouts:
                         asked, prompt_completion_ids, attention_mask, outputs, images
                     )
                 del asked
+            if job.distill.teacher is not None and job.distill.place == "card":
+                with self.others.teaching(self.policy) as (asked, outputs):
+                    self.per_token_logps(asked, prompt_completion_ids, attention_mask, outputs, images)
+                del asked
         self.others.score(rows, prompt_length + completion_length)
         if self.is_rloo and job.rl.beta:
             assert old_per_token_logps is not None and ref_per_token_logps is not None

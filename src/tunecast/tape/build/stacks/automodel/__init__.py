@@ -5,6 +5,7 @@ lora.py      Automodel's adapters
 models.py    what Automodel's own modules do otherwise than transformers'
 parallel.py  how Automodel spreads a model: FSDP 2, and what tensor, context, expert and pipeline parallelism leave
 pipeline.py  a step of a pipeline's stage
+tasks.py     what Automodel trains for beyond the language model's own loss: a student of a teacher, an encoder of texts
 
 Weights stay in the dtype they were loaded in; FSDP 2 gathers them as bf16 and sums gradients in fp32. Alone on a card
 nothing is wrapped and nothing cast. Llama, Qwen 2 and Qwen 3 are its own modules: norms are one compiled kernel, and
@@ -30,6 +31,7 @@ from typing import Any
 
 from tunecast.job.job import Job
 from tunecast.job.kernels import CUT_HEAD, INSTALLED, LORA_TRITON, chosen_kernels
+from tunecast.job.names import HEADS
 from tunecast.job.shardings import SHARDED, sharding_of
 from tunecast.tape.build import functional as F
 from tunecast.tape.build.autograd import backward
@@ -37,6 +39,7 @@ from tunecast.tape.build.dtypes import FLOAT32, INT64
 from tunecast.tape.build.machine import Machine, Setup
 from tunecast.tape.build.optimizers import Optimizer
 from tunecast.tape.build.repeats import micro_batches
+from tunecast.tape.build.score import use_own_forward
 from tunecast.tape.build.sharding.layers import cut_ends
 from tunecast.tape.build.sharding.scheme import Scheme
 from tunecast.tape.build.stacks import Refusals, leaves_out, transformers
@@ -51,12 +54,13 @@ from tunecast.tape.build.stacks.automodel.models import (
 )
 from tunecast.tape.build.stacks.automodel.parallel import cut, ends_of_stage, scheme
 from tunecast.tape.build.stacks.automodel.pipeline import pipelined
+from tunecast.tape.build.stacks.automodel.tasks import AutomodelTeacher, encoder_forward, kd_loss, making, mark
 from tunecast.tape.build.stacks.transformers import load, model
 from tunecast.tape.build.tensor import Tensor
 from tunecast.tape.build.vision.batches import image_tensors, images_in
 from tunecast.tape.op import Phase
 
-__all__ = ["REFUSES", "model", "scheme", "train"]
+__all__ = ["REFUSES", "making", "model", "scheme", "train"]
 
 REFUSES: Refusals = {
     **transformers.REFUSES,
@@ -84,6 +88,8 @@ WITH_IMAGES = (
     "nobody traced it"
 )
 WHOLE_IMAGES = "of rows that cards share every card is taken to see all images; nobody traced it"
+KD_RATIO = 0.5
+"""`kd_ratio` of its recipe, where a file does not say; at 1 the loss of labels is left out."""
 NO_LIGER = "Liger's kernels, which Automodel uses where the package is installed, are left out"
 
 
@@ -94,8 +100,10 @@ def setup(job: Job, given: Setup) -> Setup:
 
 def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: Machine) -> None:
     kind = config.get("text_config", config)["model_type"]
-    is_own = kind in OWN_MODELS and machine.pictures is None  # a language model beside a tower is transformers'
+    # a language model beside a tower is transformers', and so is an encoder
+    is_own = kind in OWN_MODELS and machine.pictures is None and job.task not in HEADS
     machine.guesses[READ] = None
+    mark(job, machine)
     if machine.pictures is not None:
         machine.guesses[WITH_IMAGES] = None
         if job.parallel.context > 1:
@@ -107,7 +115,7 @@ def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: 
     machine.run("zeros", (), (1,), FLOAT32)
     scheme = machine.scheme
     with scheme.loading():
-        model = load(job, config, machine, cutting=lambda model: cut(job, model))
+        model = load(job, config, machine, cutting=lambda model: cut(job, model), making=making(job))
         if is_own:
             make_own(model, kind)
         elif kind in OWN_CODE:
@@ -121,7 +129,9 @@ def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: 
         cut_ends(model, ends)
         if machine.pictures is not None and not ends.embedding:
             leave_towers(model)
-    if CUT_HEAD not in job.kernels:
+    if job.task == "rerank":
+        use_own_forward(model)
+    elif CUT_HEAD not in job.kernels:
         vars(model)["output"] = lambda logits, labels: logits  # the loss is the recipe's
     if job.gradient_checkpointing:
         whole = not is_own or job.parallel.expert > 1
@@ -130,7 +140,9 @@ def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: 
     scheme.wrap(model)
     machine.empty_cache()
     parameters = scheme.parameters(model)
-    take_steps(job, model, parameters, scheme.optimizer(parameters, (), ()), lengths)
+    optimizer = scheme.optimizer(parameters, (), ())
+    teacher = AutomodelTeacher(job, config, machine) if job.task == "distill" else None
+    take_steps(job, model, parameters, optimizer, lengths, teacher)
     machine.end()
 
 
@@ -154,8 +166,9 @@ def defaults(job: Job) -> dict[str, Any]:
 
 
 def take_steps(
-    job: Job, model: Any, parameters: Sequence[Tensor], optimizer: Optimizer, lengths: Sequence[int]
-) -> None:
+    job: Job, model: Any, parameters: Sequence[Tensor], optimizer: Optimizer, lengths: Sequence[int],
+    teacher: AutomodelTeacher | None = None,
+) -> None:  # fmt: skip
     """`_run_train_optim_step`. A step's losses live until the next step's are there."""
     machine, scheme = model.machine, model.machine.scheme
     loss_buffer: list[Tensor] = []
@@ -163,38 +176,47 @@ def take_steps(
         tokens = scheme.tokens_of(length)
         loss_buffer = []
         if job.parallel.pipeline > 1:
-            loss_buffer += pipelined(job, model, lambda: forward(job, model, tokens))  # noqa: B023 (called at once)
+            loss_buffer += pipelined(job, model, lambda: forward(job, model, tokens, teacher))  # noqa: B023 (called at once)
         else:
             for number in micro_batches(machine, job.grad_accum):
                 with scheme.micro_batch(last=number == job.grad_accum - 1):
-                    loss_buffer.append(forward_backward_step(job, model, tokens))
+                    loss_buffer.append(forward_backward_step(job, model, tokens, teacher))
         scheme.end_step(parameters, optimizer)
     scheme.end()
     loss_buffer.clear()
 
 
-def forward_backward_step(job: Job, model: Any, length: int) -> Tensor:
+def forward_backward_step(job: Job, model: Any, length: int, teacher: AutomodelTeacher | None) -> Tensor:
     """The batch and the logits live as long as it runs."""
     dp_group_size = 1
-    batch, logits, local_loss = forward(job, model, length)
+    batch, logits, local_loss = forward(job, model, length, teacher)
     kept: Tensor = local_loss.detach().clone()
     backward(local_loss * dp_group_size)
     del batch, logits
     return kept
 
 
-def forward(job: Job, model: Any, length: int) -> tuple[Sequence[Tensor], Tensor, Tensor]:
+def forward(
+    job: Job, model: Any, length: int, teacher: AutomodelTeacher | None
+) -> tuple[Sequence[Tensor], Tensor, Tensor]:
     """The batch, what the model makes of it, and the loss."""
+    if job.task in HEADS:
+        return encoder_forward(job, model, length)
     machine = model.machine
     batch = [machine.run("_to_copy", (), (job.micro_batch, length), INT64) for _ in range(3)]
     batch += image_tensors(machine, job.micro_batch, length)
+    sees = ends_of_stage(job, machine).embedding  # every stage's batch has images, which the first alone is given
+    images = images_in(machine, batch[3:]) if sees else {}
+    teacher_logits = None if teacher is None else teacher.logits(batch, images)
     machine.phase, machine.in_forward = Phase.FORWARD, True
     machine.scheme.begin_forward()
-    sees = ends_of_stage(job, machine).embedding  # every stage's batch has images, which the first alone is given
-    outputs = model(*batch[:3], **(images_in(machine, batch[3:]) if sees else {}))
+    outputs = model(*batch[:3], **images)
     if CUT_HEAD in job.kernels:
         return batch, outputs, outputs
-    return batch, outputs, masked_cross_entropy(outputs, batch[2], widens=job.loss != "low_precision")
+    loss = masked_cross_entropy(outputs, batch[2], widens=job.loss != "low_precision")
+    if teacher_logits is not None:
+        loss = loss * KD_RATIO + kd_loss(outputs, teacher_logits, batch[2]) * KD_RATIO
+    return batch, outputs, loss
 
 
 def masked_cross_entropy(logits: Tensor, labels: Tensor, widens: bool) -> Tensor:

@@ -6,6 +6,7 @@ model.py      Megatron Core's GPT on paper, one rank's part of it, and its loss
 optimizer.py  Megatron's optimizer on paper, and what data-parallel ranks exchange
 shape.py      what Megatron's arguments say of a model
 tasks.py      what ms-swift trains with Megatron Core beyond the language model's own loss, and images beside text
+teacher.py    a teacher beside a student of Megatron Core, as ms-swift has it
 
 Weights are 16 bits with float32 masters. NeMo is run as its performance recipes are: collectives of tensor parallelism
 beside the products they feed (`tp_comm_overlap`), TransformerEngine's loss, gradients in the weights' dtype
@@ -26,9 +27,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from tunecast.job.further import TEACHER, further_config, has_second_teacher
 from tunecast.job.job import Job
 from tunecast.job.releases import RELEASES, numbers
 from tunecast.job.shardings import sharding_of
+from tunecast.records import replace_unchecked
 from tunecast.tape.build import functional as F
 from tunecast.tape.build.autograd import backward
 from tunecast.tape.build.dtypes import DTYPES, INT64, Dtype
@@ -42,6 +45,11 @@ from tunecast.tape.build.stacks.megatron.linears import MegatronRank
 from tunecast.tape.build.stacks.megatron.model import GPT, LORA_TARGETS
 from tunecast.tape.build.stacks.megatron.optimizer import DataExchange, MegatronOptimizer
 from tunecast.tape.build.stacks.megatron.shape import MegatronShape, shape_of
+from tunecast.tape.build.stacks.megatron.teacher import (
+    MegatronTeacher,
+    is_taught,
+    require_one_vocabulary,
+)
 from tunecast.tape.build.stacks.torchtitan.loop import places
 from tunecast.tape.build.tensor import Tensor
 from tunecast.tape.build.vision.batches import image_tensors, images_in
@@ -85,6 +93,7 @@ def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: 
         reference = load(job, config, machine)
         for parameter in reference.parameters():
             parameter.requires_grad = False
+    teacher = MegatronTeacher(job, gpt, load_teacher(job, config, gpt)) if is_taught(job) else None
     machine.guesses[KERNELS_UNTRACED] = None
     tasks.mark(job, machine)
     if untraced := ", ".join(ways_untraced(job, gpt.shape)):
@@ -102,7 +111,7 @@ def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: 
     )  # fmt: skip
     for length in machine.steps(lengths):
         optimizer.begin_step()
-        take_step(job, gpt, reference, length)
+        take_step(job, gpt, reference, length, teacher)
         optimizer.reduce_rest()
         gpt.exchange.settle()
         machine.phase = Phase.OPTIMIZER
@@ -221,7 +230,26 @@ def gradients_dtype(job: Job) -> Dtype:
 
 
 def load(job: Job, config: Mapping[str, Any], machine: Machine) -> GPT:
-    shape = shape_of(config)
+    return made(job, config, machine, shape_of(config))
+
+
+def load_teacher(job: Job, config: Mapping[str, Any], student: GPT) -> GPT | None:
+    """Spread as the student is, and of its layers a stage's share; frozen."""
+    if not has_second_teacher(job):
+        return None
+    of_teacher = further_config(config, TEACHER)
+    shape = shape_of(of_teacher)
+    shape = None if shape is None else shape._replace(layers=-(-shape.layers // job.parallel.pipeline))
+    own = replace_unchecked(job, method="full", gradient_checkpointing=False)
+    teacher = made(own, of_teacher, student.machine, shape, TEACHER)
+    for parameter in teacher.parameters():
+        parameter.requires_grad = False
+    require_one_vocabulary(job, student.shape, teacher.shape)
+    return teacher
+
+
+def made(job: Job, config: Mapping[str, Any], machine: Machine, shape: MegatronShape | None, role: str = "") -> GPT:
+    """`role`: of a model beside the one that is trained."""
     if shape is None:
         raise no_such_model(job.stack, config.get("model_type"))
     ranks = {} if job.method == "full" else adapters_of(job)
@@ -233,7 +261,7 @@ def load(job: Job, config: Mapping[str, Any], machine: Machine) -> GPT:
     gpt = GPT(
         machine, shape, parts, ranks, job.gradient_checkpointing, first, last, loss_of(job, config), labels, visual
     )
-    gpt.name_all()
+    gpt.name_all(role)
     machine.name_head("output_layer")
     for module in gpt.modules():
         for name, tensor in module.own.items():
@@ -274,12 +302,14 @@ def is_first(job: Job, machine: Machine) -> bool:
     return job.parallel.pipeline == 1 or machine.ends is None or machine.ends.embedding
 
 
-def take_step(job: Job, gpt: GPT, reference: GPT | None, length: int) -> None:
+def take_step(job: Job, gpt: GPT, reference: GPT | None, length: int, teacher: MegatronTeacher | None) -> None:
     """1F1B: as many forward passes ahead as there are stages behind this one, all others of the first and none of the
     last. Interleaved: twice as many, and as many more as there are ranks for each piece but one
     (megatron/core/pipeline_parallel/schedules.py, `get_pp_rank_microbatches`)."""
     if job.task == "grpo":
-        score_completions(job, gpt, reference, length)
+        score_completions(job, gpt, reference, length, teacher)
+    elif teacher is not None:
+        ask_teacher(job, gpt, teacher, length)
     ranks, chunks, count = job.parallel.pipeline, job.parallel.virtual_stages, job.grad_accum
     behind = ranks - 1 if gpt.first and not (gpt.last and ranks == 1) else 0
     turns = places(count, ranks, chunks)
@@ -295,7 +325,7 @@ def take_step(job: Job, gpt: GPT, reference: GPT | None, length: int) -> None:
             waiting[now] = forward(job, gpt, reference, length, *now)
 
 
-def score_completions(job: Job, gpt: GPT, reference: GPT | None, length: int) -> None:
+def score_completions(job: Job, gpt: GPT, reference: GPT | None, length: int, teacher: MegatronTeacher | None) -> None:
     """`_maybe_compute_logps` of every micro-batch, before any is trained on."""
     machine, tokens = gpt.machine, length // job.parallel.context
     for _ in range(job.grad_accum):
@@ -304,6 +334,21 @@ def score_completions(job: Job, gpt: GPT, reference: GPT | None, length: int) ->
         for by_reference in tasks.passes_of_rollout(job):
             with tasks.asked(gpt, reference, by_reference) as found:
                 found(given, labels, tokens, **images)
+        if teacher is not None and job.distill.place == "card":
+            with tasks.asked(gpt, teacher.model, True) as found:
+                found(given, labels, tokens, **images)
+
+
+def ask_teacher(job: Job, gpt: GPT, teacher: MegatronTeacher, length: int) -> None:
+    """`_compute_teacher_logits` of every micro-batch, before any is trained on."""
+    tokens = length // job.parallel.context
+    for _ in range(job.grad_accum):
+        if job.distill.place == "server":
+            teacher.hear(tasks.rows_of(job), tokens)
+            continue
+        given, labels, images = batch(job, gpt, tokens, gpt.first, gpt.last)
+        with tasks.asked(gpt, teacher.model, True) as found:
+            teacher.ask(found, given, labels, tokens, images)
 
 
 def batch(

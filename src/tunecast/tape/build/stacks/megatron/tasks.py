@@ -22,6 +22,7 @@ from tunecast.job.names import HEADS
 from tunecast.tape.build.families import model_of
 from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.modules import Module
+from tunecast.tape.build.recompute import first_of
 from tunecast.tape.build.stacks import TRACE_INSTEAD
 from tunecast.tape.build.tensor import Tensor
 from tunecast.tape.build.vision.parts import WithParts
@@ -123,7 +124,7 @@ class Tower(Module):
 
     def forward(self, embeddings: Tensor, input_ids: Tensor, **images: Tensor) -> Tensor:
         self.model.language_model.embeddings.append(embeddings)
-        found: Tensor = self.model(input_ids, attention_mask=input_ids, **images)
+        found: Tensor = first_of(self.model(input_ids, attention_mask=input_ids, **images))
         return found
 
 
