@@ -31,9 +31,9 @@ from tunecast.hardware.spec import Gpu
 from tunecast.job.model import bundled_models, resolve_model
 from tunecast.prediction.memory.allocator import AllocatorSettings, settings_from_alloc_conf
 from tunecast.prediction.modelled import card_of
-from tunecast.prediction.on_card import OnCard, allocator_settings, on_card
+from tunecast.prediction.on_card import OnCard, on_card
 from tunecast.prediction.prediction import Prediction, memory_of
-from tunecast.prediction.script_run import WholeScript, replace_rows, script_run
+from tunecast.prediction.script_run import WholeScript, memory_request, replace_rows, script_run, script_settings
 from tunecast.prediction.time.script_time import ScriptClock, StepCount
 from tunecast.records import NamedTuple, dataclass, replace
 from tunecast.report.draw.figures import Figures, PhasePeak, grouped_blocks
@@ -45,7 +45,7 @@ from tunecast.tape.op import COLLECTIVES, Tape
 from tunecast.tape.trace.facts import SettingOverride
 from tunecast.tape.trace.interpreter import has_torch, tracing_python
 from tunecast.tape.trace.limits import TraceLimits
-from tunecast.tape.trace.request import Answer
+from tunecast.tape.trace.request import AllocatorRequest, Answer
 from tunecast.tape.trace.run import ScriptFailed, trace_script
 
 ALLOC_CONF = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
@@ -305,7 +305,10 @@ class ScriptTracer:
         """With further arguments on its command line, and other values of what it sets itself. `again`: what it prints
         was shown before."""
         launch = replace(self.launch, args=(*self.launch.args, *more_args))
-        asked = (launch, card, self.steps, self.gpus or 1, self.models, overrides, self.python, self.limits, progress)
+        memory = memory_request(card, self.allocator, self.configured, pretended=self.capacity_bytes is not None)
+        asked = (
+            launch, card, self.steps, self.gpus or 1, self.models, overrides, memory, self.python, self.limits, progress
+        )  # fmt: skip
         tape, answer = _traced(*asked, again)
         if answer.launches and self.launchers_followed < MOST_LAUNCHES:
             return self._following(launch, answer).trace(card, overrides=overrides, progress=progress, again=again)
@@ -411,6 +414,7 @@ def _traced(
     gpus: int,
     models: Mapping[str, Any],
     overrides: Sequence[SettingOverride],
+    allocator: AllocatorRequest,
     python: str,
     limits: TraceLimits,
     progress: Callable[[float], None] | None,
@@ -422,7 +426,7 @@ def _traced(
             launch.script, launch.args, card_of(gpu), as_module=launch.as_module, steps=steps or 0, whole=steps is None,
             skips=skips, nproc_per_node=launch.nproc_per_node or 1, nnodes=launch.nnodes or 1, gpus=gpus,
             rank_variables=launch.rank_variables, environment=launch.environment, cwd=launch.folder, models=models,
-            overrides=overrides, python=python, limits=limits, progress=progress, quiet=quiet,
+            overrides=overrides, allocator=allocator, python=python, limits=limits, progress=progress, quiet=quiet,
         )  # fmt: skip
     except ScriptFailed as error:
         raise NotResolved(f"the script fails before its first step is done: {in_short(error.answer)}") from None
@@ -463,14 +467,7 @@ def _on_card(
     reserve_bytes: int,
     cluster: Cluster | None,
 ) -> OnCard:
-    settings = allocator_settings(allocator or "native", gpu, tape, pretended=capacity_bytes is not None)
-    if configured is not None:
-        settings = replace(
-            configured,
-            device_total_bytes=settings.device_total_bytes,
-            oldest_segment_first=settings.oldest_segment_first,
-            capacity_is_physical=settings.capacity_is_physical,
-        )
+    settings = script_settings(tape, gpu, allocator, configured, pretended=capacity_bytes is not None)
     held = on_card(
         tape, gpu, settings, capacity_bytes, reserve_bytes, cluster=cluster, managed_bytes=tape.managed_bytes,
         script=run.rows,

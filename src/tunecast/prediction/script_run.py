@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from tunecast.hardware.spec import Gpu
 from tunecast.prediction.memory.allocator import AllocatorSettings
 from tunecast.prediction.memory.replay import Replay, take
-from tunecast.records import NamedTuple
+from tunecast.prediction.memory.so_far import allocator_request
+from tunecast.prediction.on_card import allocator_settings, context_of
+from tunecast.records import NamedTuple, replace
 from tunecast.tape.compose import Composed, NotComposable
 from tunecast.tape.op import Op, Tape
 from tunecast.tape.program import Program, program
-from tunecast.tape.trace.request import Answer
+from tunecast.tape.trace.request import AllocatorRequest, Answer
 from tunecast.tape.whole_run import WholeRun, whole_run
 
 
@@ -46,6 +49,29 @@ class WholeScript(NamedTuple):
 def replace_rows(run: WholeScript, tape: Tape) -> WholeScript:
     """The same script on one of several cards, whose tape that is."""
     return run._replace(rows=program(tape))
+
+
+def script_settings(
+    tape: Tape, gpu: Gpu, allocator: str | None, configured: AllocatorSettings | None, *, pretended: bool
+) -> AllocatorSettings:
+    """The allocator's, as named or as the script's environment has them."""
+    settings = allocator_settings(allocator or "native", gpu, tape, pretended=pretended)
+    if configured is None:
+        return settings
+    return replace(
+        configured,
+        device_total_bytes=settings.device_total_bytes,
+        oldest_segment_first=settings.oldest_segment_first,
+        capacity_is_physical=settings.capacity_is_physical,
+    )
+
+
+def memory_request(
+    gpu: Gpu, allocator: str | None, configured: AllocatorSettings | None, *, pretended: bool
+) -> AllocatorRequest:
+    """By what `torch.cuda` answers inside the script, before its tape is there."""
+    settings = script_settings(Tape(()), gpu, allocator, configured, pretended=pretended)
+    return allocator_request(settings, context_of(gpu).nbytes)
 
 
 def script_run(tape: Tape, answer: Answer, asked: int | None) -> WholeScript:

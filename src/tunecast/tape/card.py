@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tunecast.records import dataclass
+from tunecast.records import NamedTuple, dataclass
 
 SHARED_MEMORY_KIB = {
     (8, 0): 163, (8, 6): 99, (8, 7): 163, (8, 9): 99, (9, 0): 227, (10, 0): 227, (10, 3): 227, (11, 0): 227,
@@ -22,3 +22,14 @@ class Card:
     total_bytes: int = 150_110_011_392
     capability: tuple[int, int] = (9, 0)
     sm_count: int = 132
+
+
+class CardBytes(NamedTuple):
+    """How full a card is, in the allocator's words."""
+
+    allocated_bytes: int
+    reserved_bytes: int
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    """Since the peaks were last reset."""
+    retries: int = 0

@@ -39,15 +39,19 @@ class WholeRun(NamedTuple):
     """The run as a tape that is complete around a stretch, by its number (whole_tape.py)."""
     op_at: Callable[[int, int], Op | None]
     """The operation behind a request, by the number of its stretch and how many came before it there."""
+    marked_stretch: int
+    """The first one from the marked event on; as many as there are where it is the end."""
 
 
-def whole_run(tape: Tape) -> WholeRun:
-    return _RunWriter(tape).run()
+def whole_run(tape: Tape, mark: int = 0) -> WholeRun:
+    """`mark`: an event of the tape, by its number, with which a stretch is to begin; of one inside a unit, the unit."""
+    return _RunWriter(tape, mark).run()
 
 
 class _RunWriter(Parts):
-    def __init__(self, tape: Tape) -> None:
+    def __init__(self, tape: Tape, mark: int) -> None:
         super().__init__(tape)
+        self.mark, self.marked_stretch = mark, -1
         self.blocks, self.places, self.streams = array("q"), array("q"), array("q")
         self.rows, self.renames, self.table = array("q"), array("q"), array("q")
         self.roles: list[Role] = []
@@ -71,7 +75,8 @@ class _RunWriter(Parts):
         )  # fmt: skip
         traced = steps - len([step for step in skipped if step < steps])
         stands_for = self._stands_for(skipped, steps)
-        return WholeRun(rows, steps, traced, stands_for, tuple(self.reasons), self._tape_around, self._op_at)
+        marked = len(self.stretches) if self.marked_stretch < 0 else self.marked_stretch
+        return WholeRun(rows, steps, traced, stands_for, tuple(self.reasons), self._tape_around, self._op_at, marked)
 
     def _stands_for(self, skipped: Set[int], steps: int) -> Mapping[int, int]:
         sizes: dict[int, list[int]] = {step: [] for step in range(steps)}
@@ -104,9 +109,15 @@ class _RunWriter(Parts):
             if part.unit is None:
                 self._write_gap(number, part, by_group)
                 continue
+            self._begin_mark(part.end - 1)
             self._write_unit(number, part, chosen[number], by_group)
             if not part.unit.traced:
                 self._write_frees(number, part)
+
+    def _begin_mark(self, event: int) -> None:
+        """Whether the mark is reached with an event that comes now: then what is written next is from the mark on."""
+        if self.marked_stretch < 0 and event >= self.mark:
+            self.marked_stretch = len(self.stretches)
 
     def _is_seen(self, place: int) -> bool:
         """Whether the script's own hold on the part's blocks was seen: of gaps and outputs of skipped units."""
@@ -232,8 +243,12 @@ class _RunWriter(Parts):
                 if name is not None:
                     rows.append((name, FREE, 0))
 
-        for event in self.tape.events[part.start : part.end]:
+        for place, event in enumerate(self.tape.events[part.start : part.end], part.start):
             free_hidden()
+            if place == self.mark:
+                self._literal(rows)
+                rows = []
+                self._begin_mark(place)
             if isinstance(event, Alloc):
                 name = names[event.block] = self._new_name(event.role)
                 rows.append((name, max(0, event.nbytes), event.stream))

@@ -1,9 +1,11 @@
 """Loops whose steps differ, by name: `python whole_runs.py NAME`."""
 
+import os
 import random
 import sys
 
 import torch
+import torch.distributed.fsdp
 from torch import nn
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
@@ -191,6 +193,55 @@ def without_zero_grad():
         optimizer.step()
         for parameter in model.parameters():
             parameter.grad = None
+
+
+def asks():
+    """How full the card is after every step; two batches are longer, and peaks are reset once both are over."""
+    model = Model().cuda()
+    optimizer = torch.optim.AdamW(model.parameters())
+    for step in range(14):
+        ids = batch(4, 128 if step % 7 else 500)
+        model(ids, ids).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        allocated, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+        peaks = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+        stats, (free, total) = torch.cuda.memory_stats(), torch.cuda.mem_get_info()
+        assert (allocated, peaks[1]) == (stats["allocated_bytes.all.current"], stats["reserved_bytes.all.peak"])
+        print("asked", step, allocated, reserved, *peaks, total - free - reserved)
+        if step == 9:
+            torch.cuda.reset_peak_memory_stats()
+
+
+def train_over_lengths(model):
+    random.seed(5)
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(24):
+        ids = batch(4, random.choice((64, 96, 128, 200, 256)))
+        model(ids, ids).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def join_others():
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    torch.distributed.init_process_group("nccl")
+
+
+def ddp():
+    """One of several processes, each with a copy of the model."""
+    join_others()
+    train_over_lengths(nn.parallel.DistributedDataParallel(Model().cuda()))
+
+
+def fsdp():
+    """One of several processes, each with a part of the model."""
+    join_others()
+    model = Model().cuda()
+    for block in model.blocks:
+        torch.distributed.fsdp.fully_shard(block)
+    torch.distributed.fsdp.fully_shard(model)
+    train_over_lengths(model)
 
 
 def no_end():

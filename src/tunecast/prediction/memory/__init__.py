@@ -11,6 +11,8 @@ pages.py         The state of paged optimizers: CUDA's managed memory, outside P
 ranges.py        How far a prediction may be off: an 80 % range for each kind of memory, from what measured runs show
 ranges_table.py  How far measured runs lie from their predictions. Written by `benchmarks/ranges.py`; do not edit
 replay.py        A program's requests and frees, replayed through the allocator, phase by phase
+so_far.py        What `torch.cuda` answers inside a traced script: the allocator's replay as far as the script has
+                 come
 vllm.py          What vLLM holds of a training card, beside PyTorch's allocator, and whether it starts there:
                  `vllm_share`
 """

@@ -17,6 +17,7 @@ launch.py           what a launcher tells rank 0
 ledger.py           blocks, the storages that hold them, and the events so far
 limits.py           how long a traced process may run and how much it may hold
 logits.py           which blocks are logits and loss where no model says so
+meter.py            How full a card is while the script runs, as `torch.cuda` and `nvidia-smi` would answer there
 native.py           lets C++ autograd accept `cuda` tensors without a GPU
 notebook.py         the cells of a notebook, run as a script
 nvidia_smi.py       what `nvidia-smi` answers a script
@@ -30,6 +31,7 @@ programs.py         the programs a script may start: tools that only read, by th
 recipe.py           the training run of a job, as plain code
 recipes_unsloth.py  the same with `stack: unsloth`
 recorder.py         sees every operation and records the tape
+repeats.py          An operation that was run before on tensors of the same shapes makes outputs of the same shapes
 request.py          what goes to the traced process and what comes back
 run.py              asks for a tape: starts the traced process and limits it (no torch)
 sandbox.py          a script changes nothing outside its folder, reaches no network, starts no programs

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from tunecast.tape.card import Card
+from tunecast.tape.card import Card, CardBytes
 from tunecast.tape.cards import STREAMS_PER_CARD, card_of_stream
 from tunecast.tape.trace.devices import (
     Devices,
@@ -176,6 +176,7 @@ def install(card: Card, recorder: Recorder, *, devices: int = 1, local_rank: int
         setattr(torch._C, name, function)
 
 
+WHEN = ("current", "peak")
 CONSTANTS: Mapping[str, Any] = {
     "init": None,
     "is_initialized": True,
@@ -213,35 +214,52 @@ def constants(values: Mapping[str, Any]) -> Functions:
 def memory_functions(card: Card, recorder: Recorder, devices: Devices) -> Functions:
     """How full a card is, as far as the trace has come."""
 
-    def now_bytes(device: Any = None) -> int:
-        return recorder.in_use_bytes[devices.number(device)]
-
-    def most_bytes(device: Any = None) -> int:
-        return recorder.peak_bytes[devices.number(device)]
+    def now(device: Any = None) -> CardBytes:
+        return recorder.memory.now(devices.number(device))
 
     def reset_peak(device: Any = None) -> None:
-        recorder.peak_bytes[devices.number(device)] = now_bytes(device)
+        recorder.memory.reset_peaks(devices.number(device))
 
     def memory_stats(device: Any = None) -> dict[str, int]:
-        now, peak = now_bytes(device), most_bytes(device)
-        kinds = ("allocated_bytes", "reserved_bytes", "active_bytes", "requested_bytes")
-        stats = {f"{kind}.all.{when}": n for kind in kinds for when, n in (("current", now), ("peak", peak))}
-        return stats | {"num_alloc_retries": 0, "num_ooms": 0}
+        """Active is what is allocated: blocks that wait for another stream are not modelled. Requested is of what was
+        traced."""
+        held, number = now(device), devices.number(device)
+        allocated = held.allocated_bytes, held.peak_allocated_bytes
+        kinds = {
+            "allocated_bytes": allocated,
+            "active_bytes": allocated,
+            "reserved_bytes": (held.reserved_bytes, held.peak_reserved_bytes),
+            "requested_bytes": (recorder.in_use_bytes[number], recorder.peak_bytes[number]),
+        }
+        stats = {f"{k}.all.{when}": n for k, both in kinds.items() for when, n in zip(WHEN, both, strict=True)}
+        return stats | {"num_alloc_retries": held.retries, "num_ooms": 0}
 
     def mem_get_info(device: Any = None) -> tuple[int, int]:
         recorder.asked.add("memory")
-        return card.total_bytes - now_bytes(device), card.total_bytes
+        return max(0, card.total_bytes - recorder.memory.used_bytes(devices.number(device))), card.total_bytes
+
+    def allocated(device: Any = None) -> int:
+        return now(device).allocated_bytes
+
+    def reserved(device: Any = None) -> int:
+        return now(device).reserved_bytes
+
+    def peak_allocated(device: Any = None) -> int:
+        return now(device).peak_allocated_bytes
+
+    def peak_reserved(device: Any = None) -> int:
+        return now(device).peak_reserved_bytes
 
     return {
         "empty_cache": lambda *a, **k: recorder.empty_cache(),
         "memory_stats": memory_stats,
         "mem_get_info": mem_get_info,
-        "memory_allocated": now_bytes,
-        "memory_reserved": now_bytes,
-        "memory_cached": now_bytes,
-        "max_memory_allocated": most_bytes,
-        "max_memory_reserved": most_bytes,
-        "max_memory_cached": most_bytes,
+        "memory_allocated": allocated,
+        "memory_reserved": reserved,
+        "memory_cached": reserved,
+        "max_memory_allocated": peak_allocated,
+        "max_memory_reserved": peak_reserved,
+        "max_memory_cached": peak_reserved,
         "reset_peak_memory_stats": reset_peak,
         "reset_max_memory_allocated": reset_peak,
         "reset_max_memory_cached": reset_peak,

@@ -89,11 +89,23 @@ class Ledger:
             else:
                 events.append(event)
         name_clip_phases(events)
-        cuts = [0, *(cut for unit in units for cut in (unit.start, unit.end)), len(events)]
-        ordered = [event for cut in pairwise(cuts) for event in with_frees_in_order(events[slice(*cut)])]
         return Tape(
-            tuple(ordered), counted(self.guesses), counted(self.assumptions), versions, self.managed_bytes, tuple(units)
-        )
+            in_order(events, units), counted(self.guesses), counted(self.assumptions), versions, self.managed_bytes,
+            tuple(units),
+        )  # fmt: skip
+
+    def tape_so_far(self, units: Sequence[Unit], mark: int) -> Tape:
+        """What was asked for and freed, and nothing that is settled only at the end: roles, modules, operations.
+
+        `mark`: an event that stays where it is."""
+        events: list[Event] = []
+        for event in self._events:
+            if isinstance(event, int):
+                block = self._blocks[event]
+                events.append(Alloc(event, block.nbytes, Role.TEMPORARIES, "", block.stream))
+            else:
+                events.append(event)
+        return Tape(in_order(events, units, mark), units=tuple(units))
 
     def forget_all(self) -> None:
         """Start from an empty card; nothing traced so far may be alive."""
@@ -271,6 +283,12 @@ class Ledger:
         self._blocks[number] = Block(storage.nbytes(), module, self.scopes.phase, False, stream)
         self._pending[card_of_stream(stream)] = (old, number)
         self._watch(storage, number)
+
+
+def in_order(events: Sequence[Event], units: Sequence[Unit], mark: int = 0) -> tuple[Event, ...]:
+    """With frees in order, inside each unit and between them; none goes past the event with the number `mark`."""
+    cuts = sorted([0, mark, *(cut for unit in units for cut in (unit.start, unit.end)), len(events)])
+    return tuple(event for cut in pairwise(cuts) for event in with_frees_in_order(events[slice(*cut)]))
 
 
 def counted(sentences: Counter[str]) -> tuple[str, ...]:

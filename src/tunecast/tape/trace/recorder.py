@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_flatten
 from torch.utils.flop_counter import flop_registry
 
 from tunecast.records import NamedTuple
@@ -25,6 +24,7 @@ from tunecast.tape.op import MANY, Op, Phase
 from tunecast.tape.trace import workspaces
 from tunecast.tape.trace.composites import linear
 from tunecast.tape.trace.ledger import Ledger
+from tunecast.tape.trace.meter import MemoryMeter
 from tunecast.tape.trace.scopes import Scopes
 from tunecast.tape.trace.values import KnownValues
 
@@ -81,9 +81,12 @@ class Recorder(Ledger, TorchDispatchMode):
         """Operations run through their package's own CUDA-side Python instead of its shape-only kernel."""
         self.paused = 0
         """Above 0 nothing is recorded: torch is computing metadata, not training."""
+        self.memory = MemoryMeter(self)
         self.values = KnownValues(self.assumptions)
         self.on_operation: list[Callable[[Operation, list[torch.Tensor]], None]] = []
         """Called with each operation that was recorded, and the tensors it made."""
+        self.run_fake: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any] = run_plainly
+        """Runs an operation on fake tensors."""
         self._stand_in = ""
         self._turns = threading.RLock()
         """The engine has a thread a card, and a fake mode's state is no thread's own: one operation at a time."""
@@ -91,6 +94,8 @@ class Recorder(Ledger, TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if func is DEVICE and isinstance(args[0], FakeTensor):  # asked by C++ time and again: twice an operation
+            return torch.device("meta") if args[0].fake_mode.in_kernel_invocation else args[0].fake_device
         with self._turns:
             return self._dispatch(func, types, args, kwargs or {})
 
@@ -128,7 +133,7 @@ class Recorder(Ledger, TorchDispatchMode):
             args = (args[0], self.values.indices_of_masks(args[1], self))
         try:
             with self._lock:  # fake tensors are made by one mode, which knows of no other thread
-                out = func(*(map(in_order, args) if name in GIVES_IN_ORDER else args), **kwargs)
+                out = self.run_fake(func, tuple(map(in_order, args)) if name in GIVES_IN_ORDER else args, kwargs)
         except (DynamicOutputShapeException, DataDependentOutputException):
             known = self._output_by_value(name, args, inputs, known)
             out = self.values.as_fake(known, inputs[0].device)
@@ -278,6 +283,7 @@ BETWEEN_ENGINE_AND_US = {
     "_fn",
     "wrapper",  # torch's own wrapping of dispatch modes
 }
+DEVICE = torch.ops.prim.device.default
 MASKS = (torch.bool, torch.uint8)
 ALWAYS_WORK = {"aten::copy_", "aten::_foreach_copy_"}
 GIVES_IN_ORDER = frozenset({"aten::native_layer_norm_backward"})
@@ -301,19 +307,31 @@ def is_worth_a_line(operation: Operation, new: Sequence[torch.Tensor]) -> bool:
     return max(map(nbytes, new or operation.outputs or operation.inputs[:1]), default=0) >= SOURCE_FROM_BYTES
 
 
+def run_plainly(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return func(*args, **kwargs)
+
+
 def in_order(value: Any) -> Any:
     return value.contiguous() if isinstance(value, torch.Tensor) else value
 
 
 def tensors_in(value: Any) -> list[torch.Tensor]:
+    """Those among the arguments or results of an operator, which are lists of tensors at most."""
     if isinstance(value, torch.Tensor):
         return [value]
-    return [leaf for leaf in tree_flatten(value)[0] if isinstance(leaf, torch.Tensor)]
+    found: list[torch.Tensor] = []
+    for each in value.values() if isinstance(value, dict) else value if isinstance(value, (tuple, list)) else ():
+        if isinstance(each, torch.Tensor):
+            found.append(each)
+        elif isinstance(each, (tuple, list, dict)) and each:
+            found += tensors_in(each)
+    return found
 
 
 def card_of(tensor: torch.Tensor | None) -> int:
     """The number of the card it is on; 0 of one without."""
-    return 0 if tensor is None or tensor.device.type != "cuda" else tensor.device.index or 0
+    device = None if tensor is None else tensor.device
+    return 0 if device is None or device.type != "cuda" else device.index or 0
 
 
 def cards_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> set[int]:

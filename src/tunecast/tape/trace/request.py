@@ -53,6 +53,8 @@ class Request:
         kind = {"JobRequest": JobRequest, "ScriptRequest": ScriptRequest}[values.pop("kind")]
         if "overrides" in values:
             values["overrides"] = tuple(SettingOverride(**each) for each in values["overrides"])
+        if values.get("allocator"):
+            values["allocator"] = AllocatorRequest(**values["allocator"])
         card = values.pop("card")
         card = Card(**card | {"capability": tuple(card["capability"])})
         return kind(folder=Path(values.pop("folder")), card=card, **values)
@@ -64,6 +66,17 @@ class JobRequest(Request):
     config: Mapping[str, Any] = field(default_factory=dict)
     lengths: tuple[int, ...] = ()
     """Padded length of each optimizer step to trace."""
+
+
+@dataclass(frozen=True)
+class AllocatorRequest:
+    """By what the script's questions about memory are answered (meter.py)."""
+
+    module: str
+    """Of a `MemorySoFar`: it stands above this package, so that whoever asks names it."""
+    settings: Mapping[str, Any]
+    context_bytes: int
+    """What a process holds of the card beside what it reserves."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +101,7 @@ class ScriptRequest(Request):
     """CUDA_VISIBLE_DEVICES is set for the run."""
     models: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """config.json by the name a script may load it under, resolved by the asking process."""
+    allocator: AllocatorRequest | None = None
     overrides: tuple[SettingOverride, ...] = ()
     """Other values for what the script sets in calls and files."""
 

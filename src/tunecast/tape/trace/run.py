@@ -30,7 +30,7 @@ from tunecast.tape.trace.facts import SettingOverride
 from tunecast.tape.trace.folders import run_folder
 from tunecast.tape.trace.guard import Verdict, over_time
 from tunecast.tape.trace.limits import TraceLimits
-from tunecast.tape.trace.request import Answer, JobRequest, Request, ScriptRequest
+from tunecast.tape.trace.request import AllocatorRequest, Answer, JobRequest, Request, ScriptRequest
 from tunecast.units import GIB
 
 PACKAGE = Path(__file__).parents[2]
@@ -103,6 +103,7 @@ def trace_script(
     cwd: str | None = None,
     models: Mapping[str, Mapping[str, Any]] | None = None,
     overrides: Sequence[SettingOverride] = (),
+    allocator: AllocatorRequest | None = None,
     python: str = sys.executable,
     limits: TraceLimits | None = None,
     progress: Progress | None = None,
@@ -111,9 +112,9 @@ def trace_script(
     """The tape of the first steps of an unmodified training script, or of its `whole` run, most of it skipped where it
     `skips` (tape/whole_run.py) and no longer than it may take; and what could not be traced.
 
-    `gpus`: cards that one process sees; where it uses several, `tape.cards` takes the tape apart. `environment` and
-    `cwd` are what its launcher would set. `quiet`: what it prints is shown to nobody. Raises `ScriptFailed` where it
-    ends before its first step.
+    `allocator`: by what the script's questions about memory are answered. `gpus`: cards that one process sees; where it
+    uses several, `tape.cards` takes the tape apart. `environment` and `cwd` are what its launcher would set. `quiet`:
+    what it prints is shown to nobody. Raises `ScriptFailed` where it ends before its first step.
     """
     limits = limits or TraceLimits()
 
@@ -136,10 +137,13 @@ def trace_script(
                 names_devices=bool({**os.environ, **(environment or {})}.get("CUDA_VISIBLE_DEVICES")),
                 models=dict(models or {}),
                 overrides=tuple(overrides),
+                allocator=allocator,
             )
             return _ask(request, python, limits, progress, quiet=quiet, environment=environment or {}, cwd=cwd)
 
     tape, answer = ask(skips=whole and skips and gpus == 1)
+    if whole and gpus > 1:
+        answer = replace(answer, all_traced="it uses several cards in one process")
     if answer.error is not None and answer.skipped:  # perhaps for what the skipped calls returned
         tape, answer = ask(skips=False)
         answer = replace(answer, all_traced="the script fails where calls of the model are skipped")

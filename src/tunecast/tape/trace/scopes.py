@@ -13,6 +13,7 @@ import sys
 import sysconfig
 import threading
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from tunecast.tape.op import Phase
 LIBRARY_FOLDERS = tuple({str(Path(sysconfig.get_path(kind))) for kind in ("stdlib", "purelib", "platlib")})
 TORCH_FOLDER = str(Path(torch.__file__).parent)
 TRACER_FOLDER = str(Path(__file__).parent)
+TORCHS, LIBRARYS, USERS = "torch", "library", "user"
 NO_SEQUENCE = 2**63
 """Accumulation nodes carry the highest number: they belong to no forward call."""
 
@@ -241,17 +243,26 @@ def output_embedding(module: torch.nn.Module) -> torch.nn.Module | None:
     return found if isinstance(found, torch.nn.Module) else None
 
 
+@cache
+def whose_file(file: str) -> str:
+    """A library's, the user's, or torch's (with the tracer's own)."""
+    if file.startswith((TORCH_FOLDER, TRACER_FOLDER, "<")):
+        return TORCHS
+    return LIBRARYS if file.startswith(LIBRARY_FOLDERS) else USERS
+
+
 def calling_lines() -> str:
     """The innermost line outside torch, and the innermost one outside all installed packages, if that is another."""
     library = user = ""
     frame: Any = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
-        if not file.startswith((TORCH_FOLDER, TRACER_FOLDER, "<")):
-            line = f"{file}:{frame.f_lineno}"
-            library = library or line
-            if not file.startswith(LIBRARY_FOLDERS):
-                user = line
+        whose = whose_file(file)
+        if whose is not TORCHS:
+            if not library:
+                library = f"{file}:{frame.f_lineno}"
+            if whose is USERS:
+                user = f"{file}:{frame.f_lineno}"
                 break
         frame = frame.f_back
     if user and user != library:

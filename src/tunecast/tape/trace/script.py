@@ -7,6 +7,7 @@ contents) goes into the answer, a sentence each.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import faulthandler
 import math
@@ -33,6 +34,7 @@ from tunecast.tape.op import Unit
 from tunecast.tape.trace import tensor_files, unread
 from tunecast.tape.trace.ledger import counted
 from tunecast.tape.trace.logits import Logits
+from tunecast.tape.trace.meter import memory_so_far
 from tunecast.tape.trace.notebook import run_notebook
 from tunecast.tape.trace.observer import Observer
 from tunecast.tape.trace.packages import datasets, launchers, transformers
@@ -78,7 +80,7 @@ def cards_of(recorder: Recorder, devices: int) -> list[dict[str, Any]]:
     """What `nvidia-smi` tells of the cards."""
     card = recorder.card
     one = {"name": card.name, "total_bytes": card.total_bytes, "capability": ".".join(map(str, card.capability))}
-    return [{**one, "used_bytes": 0 if index else recorder.allocated_bytes} for index in range(devices)]
+    return [{**one, "used_bytes": 0 if index else recorder.memory.used_bytes(0)} for index in range(devices)]
 
 
 def show_devices(count: int) -> None:
@@ -119,6 +121,10 @@ class ScriptRun:
         self.observer = Observer(recorder.scopes, recorder.asked, request.overrides)
         self._stops = self._steps_told = 0
         self._process, self._began_s, self.too_long = os.getpid(), time.monotonic(), False
+        self._steps_file = os.open(request.steps_path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        recorder.memory.units = lambda: self.units
+        if request.allocator is not None:
+            recorder.memory.replay_by(memory_so_far(request.allocator, torch.__version__))
         self.skipper = Skipper(recorder, before_call=self.stop_when_done) if request.skips else None
 
     def watch(self) -> None:
@@ -174,7 +180,8 @@ class ScriptRun:
     def stop_when_done(self) -> None:
         if self.steps != self._steps_told:
             self._steps_told = self.steps
-            self.request.steps_path.write_text(str(self.steps))
+            with contextlib.suppress(OSError):  # the script may close what it did not open
+                os.pwrite(self._steps_file, str(self.steps).encode(), 0)
         if not (self.request.steps and self.steps >= self.request.steps) and not self.takes_too_long():
             return
         if not self._stops:

@@ -12,6 +12,7 @@ from tunecast.tape.card import Card
 from tunecast.tape.op import Role
 from tunecast.tape.trace import attention, check, cuda, graphs, native, packages, patches
 from tunecast.tape.trace.recorder import Recorder
+from tunecast.tape.trace.repeats import Repeats
 from tunecast.tape.trace.scopes import Scopes
 
 
@@ -33,7 +34,8 @@ def tracing(card: Card, *, devices: int = 1, local_rank: int = 0) -> Iterator[Re
     scopes.on_forward.append(lambda root: name_parameters(recorder, root))
     scopes.on_backward_end.append(lambda: name_gradients(recorder))
     scopes.on_optimizer_end.append(lambda optimizer: name_optimizer_state(recorder, optimizer))
-    with FakeTensorMode(allow_non_fake_inputs=True), recorder:
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode, recorder:
+        recorder.run_fake = Repeats(mode).run
         check.require_faithful_trace(recorder)
         yield recorder
 

@@ -67,7 +67,7 @@ class Skipper:
         self._graph_calls = 0
         self._group_is_traced = self._group_is_skipped = False
         self._gap_start, self._last_group = 0, "start"
-        self._inside = False
+        self._inside = self._step_is_empty = False
         self._thread = threading.get_ident()
 
     @property
@@ -101,8 +101,8 @@ class Skipper:
         step = scaler.step
 
         @functools.wraps(step)
-        def scaled_step(this: Any, *args: Any, **kwargs: Any) -> Any:
-            return self._run("scaled_step", step, this, *args, **kwargs)
+        def scaled_step(this: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            return self._run("scaled_step", step, this, optimizer, *args, **kwargs)
 
         scaler.step = scaled_step  # type: ignore[method-assign]
 
@@ -155,6 +155,8 @@ class Skipper:
 
             @functools.wraps(step)
             def wrapper(this: Any, *args: Any, **kwargs: Any) -> Any:
+                if self._step_is_empty:
+                    return None
                 if (args and args[0] is not None) or kwargs.get("closure") is not None:
                     self.refuse("the optimizer is given a closure")
                     return step(this, *args, **kwargs)
@@ -217,10 +219,20 @@ class Skipper:
         placed = self._order.place(Unit(name, 0, 0, 0, False), as_traced=False)
         structure = self._structure(placed)
         made = self._skip(name, 0, placed, structure, [], keeps_graph=False)
+        if name == "scaled_step":
+            self._tell_of_step(args[1])
         if name in ("step", "scaled_step"):
             self.scopes.steps_done += 1
             self.scopes.phase = Phase.OTHER
         return made
+
+    def _tell_of_step(self, optimizer: Any) -> None:
+        """A scaler calls the optimizer's step, around which others count whether it did (accelerate, schedulers)."""
+        self._step_is_empty = True
+        try:
+            optimizer.step()
+        finally:
+            self._step_is_empty = False
 
     def _skip_backward(self, release: Callable[[], Any]) -> Any:
         with self._unit():
@@ -385,7 +397,8 @@ class Skipper:
                 and samples.sizes_at(()) is None
             ):
                 return False
-        wanted = passes["first"] if first else passes["again"]
+        # a script that lets go of gradients between the call and its backward pass never adds to any
+        wanted = passes["first"] if first or not passes["again"] else passes["again"]
         others = passes["again"] if first else []
         return (
             bool(wanted)
@@ -420,8 +433,20 @@ class Skipper:
 
 def _state(module: torch.nn.Module) -> int:
     """What a script may change between two calls: layers that are frozen, converted, or left out of training."""
-    kept = [(each.requires_grad, each.dtype, each.device.type) for each in module.parameters()]
-    return hash((*kept, *[each.training for each in module.modules()]))
+    kept: list[Any] = []
+    seen = {id(module)}
+    waiting = [module]
+    while waiting:  # as `module.modules()`, which also makes names: some thousand of a large model, call after call
+        part = waiting.pop()
+        kept.append(part.training)
+        for each in part._parameters.values():
+            if each is not None:
+                kept += each.requires_grad, each.dtype, getattr(each, "fake_device", None) or each.device
+        for inner in part._modules.values():
+            if inner is not None and id(inner) not in seen:
+                seen.add(id(inner))
+                waiting.append(inner)
+    return hash(tuple(kept))
 
 
 def _lost_gradients(module: torch.nn.Module) -> bool:
