@@ -140,7 +140,7 @@ def write_rows(path: Path, rows: int, columns: Mapping[str, Any], words: Words) 
 
 
 def write_weights(folder: Path) -> None:
-    """A safetensors file with the names and shapes of a decoder like Llama's or Qwen 2's, of zeros that take no disk."""
+    """A safetensors file with the names and shapes of a decoder like Llama or Qwen 2, of zeros that take no disk."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     header: Row = {}
     end = 0

@@ -223,8 +223,8 @@ def loading(load: Callable[..., Any], overlay: Overlay) -> Callable[..., Any]:
 
 
 def load_at_once(module: ModuleType) -> None:
-    """Lightning's `_lazy_load` (fabric/utilities/load.py) reads each tensor from the file when it is used, with functions
-    of torch's C++; a tensor without contents costs nothing to have earlier."""
+    """Lightning's `_lazy_load` (fabric/utilities/load.py) reads each tensor from the file when it is used, by
+    functions of torch's C++; a tensor without contents costs nothing to have earlier."""
 
     def _lazy_load(filename: Any) -> Any:
         return torch.load(filename, weights_only=False)
