@@ -81,7 +81,7 @@ def test_a_refusal_is_as_expected_where_it_says_the_words() -> None:
     assert answer_in("no JSON at all") == {}
 
 
-@pytest.mark.parametrize("kind", ["sentence", "text", "chat", "user", "flag", "share", "class 3", "words"])
+@pytest.mark.parametrize("kind", ["sentence", "text", "chat", "user", "flag", "share", "class 3", "name 2", "words"])
 def test_made_up_columns_are_the_same_every_time(kind: str) -> None:
     assert Words().row({"a": kind}) == Words().row({"a": kind})
 

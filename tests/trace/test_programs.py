@@ -80,3 +80,13 @@ def test_dpo_with_lora_trains_the_adapters_alone(folder: Path, monkeypatch: pyte
     assert between(4 * PARAMETERS, most(found, "weights"), 4 * PARAMETERS + ROUNDING)
     assert between(4 * LORA, most(found, "adapters"), 4 * LORA + ROUNDING)
     assert between(8 * LORA, most(found, "optimizer"), 8 * LORA + 2 * ROUNDING)
+
+
+def test_a_reward_model_has_one_output_in_the_place_of_the_vocabulary(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    found = traced("reward.py", "tiny/preferences")
+    assert (found.trace.steps, found.trace.error) == (2, None)
+    assert between(4 * (BACKBONE + 64), most(found, "weights"), 4 * (BACKBONE + 64) + ROUNDING)
+    assert between(8 * (BACKBONE + 64), most(found, "optimizer"), 8 * (BACKBONE + 64) + 2 * ROUNDING)

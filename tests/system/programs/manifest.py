@@ -20,6 +20,8 @@ class Source:
     release: str = ""
     paths: tuple[str, ...] = ()
     """What of the repository is checked out; nothing: all of it."""
+    environment: str = "programs"
+    """Which has its packages: tests/environments/NAME.txt."""
 
     @property
     def version(self) -> str:
@@ -47,7 +49,10 @@ class Program:
     """Further options of `tunecast trace`."""
     files: Mapping[str, str] = field(default_factory=dict)
     """What the program expects beside itself: its path within the source, and the stand-in that takes its place."""
-    environment: Mapping[str, str] = field(default_factory=dict)
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Of the process."""
+    prepare: tuple[str, ...] = ()
+    """A command run before it, not traced: what the program's authors say has to be done first."""
 
 
 def read_programs(path: Path = MANIFEST) -> list[Program]:
@@ -64,5 +69,6 @@ def program_of(values: Mapping[str, Any], sources: Mapping[str, Source]) -> Prog
     changed = dict(values)
     changed["source"] = sources[changed["source"]]
     changed["command"] = tuple(changed["command"].split())
-    changed["options"] = tuple(changed.get("options", "").split())
+    for name in ("options", "prepare"):
+        changed[name] = tuple(changed.get(name, "").split())
     return Program(**changed)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from dataclasses import asdict, dataclass
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import IO, Any
 
@@ -65,7 +66,8 @@ class NotHere(Exception):
 def checkout_of(source: Source, places: Places) -> Path:
     """The folder of the source's files, unpacked once."""
     if source.release:
-        found = importlib.util.find_spec(source.name.replace("-", "_"))
+        packages = interpreter_of(source).parents[1] / Path(sysconfig.get_path("purelib")).relative_to(sys.prefix)
+        found = PathFinder.find_spec(source.name.replace("-", "_"), [str(packages), *sys.path])
         if found is None or not found.submodule_search_locations:
             raise NotHere(f"the package {source.name} {source.release} is not installed")
         return Path(next(iter(found.submodule_search_locations)))
@@ -83,29 +85,37 @@ def checkout_of(source: Source, places: Places) -> Path:
     return folder
 
 
+def interpreter_of(source: Source) -> Path:
+    """Of the environment that has the source's packages; `./dev` makes them beside each other."""
+    return Path(sys.prefix).parent / source.environment / "bin" / "python"
+
+
 def trace_program(program: Program, places: Places) -> Outcome:
-    source = checkout_of(program.source, places)
+    source, python = checkout_of(program.source, places), str(interpreter_of(program.source))
     for path, stand_in in program.files.items():
+        (source / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(places.data / stand_in, source / path)
-    named = {"source": str(source), "data": str(places.data)}
+    named = {"source": str(source), "data": str(places.data), "python": python}
     command = [word.format(**named) for word in program.command]
     options = [word.format(**named) for word in program.options]
     words = [
-        sys.executable, "-m", "tunecast", "trace", "--json", "--steps", str(program.steps or "all"), "--time-limit",
+        python, "-m", "tunecast", "trace", "--json", "--steps", str(program.steps or "all"), "--time-limit",
         str(TIME_LIMIT_S), "--memory-limit", str(MEMORY_LIMIT_GIB), *options, "--", *command,
     ]  # fmt: skip
-    importable = [str(ROOT / "src"), *([] if program.source.release else [str(source)])]
-    environment = {
+    importable = [str(ROOT / "src"), *([] if program.source.release else [str(source), str(source / "src")])]
+    variables = {
         **os.environ, "PYTHONPATH": ":".join(importable), "HF_HOME": str(places.data / ".cache"),
-        **{key: value.format(**named) for key, value in program.environment.items()},
+        **{key: value.format(**named) for key, value in program.variables.items()},
     }  # fmt: skip
+    folder = program.folder.format(**named)
+    if program.prepare:
+        prepare = [word.format(**named) for word in program.prepare]
+        subprocess.run(prepare, cwd=folder, env=variables, check=True, stdin=subprocess.DEVNULL, capture_output=True)
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        child = subprocess.Popen(
-            words, cwd=program.folder.format(**named), env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=err
-        )
+        child = subprocess.Popen(words, cwd=folder, env=variables, stdin=subprocess.DEVNULL, stdout=out, stderr=err)
         _, status, used = os.wait4(child.pid, 0)
         child.returncode = os.waitstatus_to_exitcode(status)
-        texts = [text_of(file).replace(f"{source}/", "") for file in (out, err)]
+        texts = [text_of(file).replace(f"{source}/", "").replace(python, "python") for file in (out, err)]
     shown = " ".join(program.command).replace("{source}/", "").replace("{data}/", "")
     return outcome_of(program, shown, child.returncode, *texts, used.ru_utime + used.ru_stime, used.ru_maxrss * 1024)
 
@@ -141,7 +151,7 @@ def answer_in(out: str) -> dict[str, Any]:
 
 def message_in(err: str) -> str:
     found = re.findall(r"^tunecast: (?:error: )?(.*(?:\n.*)*)", err, re.MULTILINE)
-    return " ".join((found[-1] if found else err[-MOST_MESSAGE:]).replace(sys.executable, "python").split())
+    return " ".join((found[-1] if found else err[-MOST_MESSAGE:]).split())
 
 
 def failure_of(program: Program, outcome: Outcome) -> str:

@@ -34,7 +34,7 @@ def lines(found: Row) -> Iterator[str]:
     count, listed = len(found["programs"]), found["inputs"]["listed"]
     yield f"{len(traced)} of {count} programs were traced on {found['date']}, {len(refused)} refused. {packages}."
     if count < listed:
-        yield f"{listed - count} more are listed in programs.toml and have not been run."
+        yield f"{listed - count} more are listed in programs.toml and not in this result."
     yield ""
     yield "| program | source | answer | steps | peak allocated | weights, gradients, states | by hand | CPU time |"
     yield "|---|---|---|---|---|---|---|---|"

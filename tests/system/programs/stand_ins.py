@@ -7,8 +7,10 @@ before they ask the Hub, so the programs run as they are. Sentences are of made-
 from __future__ import annotations
 
 import json
+import math
 import random
 import shutil
+import struct
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,6 +23,10 @@ Row = dict[str, Any]
 CONTENT = Path(__file__).with_name("stand_ins.toml")
 VOCABULARY = 4096
 LINES = 2000
+PROMPT = "O God, O God!"
+"""With what minGPT's chargpt.py begins a sample: its characters have to occur in the text."""
+DIGITS = 256
+IMAGES = 48
 METRICS = Source("huggingface/evaluate", commit="a7dd338386a4fae9a1767e05eb9ef9479513d9e8", paths=("metrics",))
 CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
@@ -53,6 +59,8 @@ class Words:
         word, _, other = kind.partition(" ")
         if word == "class":
             return self._draw.randrange(int(other))
+        if word == "name":
+            return f"NAME{self._draw.randrange(int(other))}"
         if word == "span":
             text = row[other.removeprefix("of ")]
             start = text.index(" ") + 1
@@ -78,7 +86,7 @@ def make_stand_ins(places: Places) -> None:
     if places.data.exists():
         return
     content, words = tomllib.loads(CONTENT.read_text(encoding="utf-8")), Words()
-    lines = [words.text() for _ in range(LINES)]
+    lines = [PROMPT, *(words.text() for _ in range(LINES))]
     (places.data / "bpe").mkdir(parents=True)
     (places.data / "text.txt").write_text("\n".join(lines), encoding="utf-8")
     (places.data / "tokens.bin").write_bytes(bytes(n % 64 if n % 2 == 0 else 0 for n in range(400_000)))
@@ -93,6 +101,12 @@ def make_stand_ins(places: Places) -> None:
         write_data_set(places.data / name, parts, words)
     for name, columns in content["data"]["files"].items():
         write_rows(places.data / name, defaults["rows"], columns, words)
+    for name, model in content["weights"].items():
+        shutil.copytree(places.data / model, places.data / name)
+        write_weights(places.data / name)
+    write_digits(places.data / "data" / "MNIST" / "raw")
+    shutil.copyfile(places.data / "text.txt", places.data / "data" / "wikitext-2.txt")
+    write_images(places.data / "images")
     try:
         metrics = checkout_of(METRICS, places) / "metrics"
     except NotHere:
@@ -116,8 +130,66 @@ def write_data_set(folder: Path, parts: Sequence[Row], words: Words) -> None:
 
 def write_rows(path: Path, rows: int, columns: Mapping[str, Any], words: Words) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".parquet":
+        from pyarrow import Table, parquet
+
+        parquet.write_table(Table.from_pylist([words.row(columns) for _ in range(rows)]), path)
+        return
     with path.open("w", encoding="utf-8") as file:
         file.writelines(json.dumps(words.row(columns)) + "\n" for _ in range(rows))
+
+
+def write_weights(folder: Path) -> None:
+    """A safetensors file with the names and shapes of a decoder like Llama or Qwen 2, of zeros that take no disk."""
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    header: Row = {}
+    end = 0
+    for name, shape in decoder_shapes(config).items():
+        start, end = end, end + 2 * math.prod(shape)
+        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        file.truncate(8 + len(text) + end)
+
+
+def decoder_shapes(config: Row) -> dict[str, list[int]]:
+    """As in transformers, models/qwen2/modeling_qwen2.py and models/llama/modeling_llama.py, with a tied head."""
+    hidden, wide, vocabulary = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
+    narrow = hidden // config["num_attention_heads"] * config["num_key_value_heads"]
+    shapes = {"model.embed_tokens.weight": [vocabulary, hidden], "model.norm.weight": [hidden]}
+    for number in range(config["num_hidden_layers"]):
+        layer = f"model.layers.{number}"
+        for name, width in (("q", hidden), ("k", narrow), ("v", narrow)):
+            shapes[f"{layer}.self_attn.{name}_proj.weight"] = [width, hidden]
+            if config["model_type"] == "qwen2":
+                shapes[f"{layer}.self_attn.{name}_proj.bias"] = [width]
+        shapes[f"{layer}.self_attn.o_proj.weight"] = [hidden, hidden]
+        shapes |= {f"{layer}.mlp.{name}_proj.weight": [wide, hidden] for name in ("gate", "up")}
+        shapes[f"{layer}.mlp.down_proj.weight"] = [hidden, wide]
+        shapes |= {f"{layer}.{name}_layernorm.weight": [hidden] for name in ("input", "post_attention")}
+    return shapes
+
+
+def write_digits(folder: Path) -> None:
+    """MNIST's four files (IDX: a code for the kind, the sizes, the bytes), with few and empty pictures."""
+    folder.mkdir(parents=True)
+    for name, rows in (("train", DIGITS), ("t10k", DIGITS)):
+        pictures = struct.pack(">4i", 2051, rows, 28, 28) + bytes(rows * 28 * 28)
+        (folder / f"{name}-images-idx3-ubyte").write_bytes(pictures)
+        labels = struct.pack(">2i", 2049, rows) + bytes(n % 10 for n in range(rows))
+        (folder / f"{name}-labels-idx1-ubyte").write_bytes(labels)
+
+
+def write_images(folder: Path) -> None:
+    """Pictures of one colour, in a folder per split and class."""
+    from PIL import Image
+
+    for split in ("train", "validation"):
+        for kind in ("first", "second"):
+            (folder / split / kind).mkdir(parents=True)
+            for number in range(IMAGES):
+                Image.new("RGB", (256, 256), (number, 0, 0)).save(folder / split / kind / f"{number}.png")
 
 
 def train_tokenizer(lines: Sequence[str], folder: Path) -> None:

@@ -164,6 +164,8 @@ def install(recorder: Recorder, overlay: Overlay, before_save: Callable[[], None
     give_addresses(recorder)
     after_import("safetensors", read_shapes_only)
     after_import("safetensors.torch", save_only_a_name)
+    for name in ("lightning.fabric.utilities.load", "lightning_fabric.utilities.load"):
+        after_import(name, load_at_once)
     after_import("tokenizers", lambda module: write_tokenizers_inside(module, overlay))
 
 
@@ -218,6 +220,16 @@ def loading(load: Callable[..., Any], overlay: Overlay) -> Callable[..., Any]:
         return tree_map(convert, loaded)
 
     return load_shapes
+
+
+def load_at_once(module: ModuleType) -> None:
+    """Lightning's `_lazy_load` (fabric/utilities/load.py) reads each tensor from the file when it is used, by
+    functions of torch's C++; a tensor without contents costs nothing to have earlier."""
+
+    def _lazy_load(filename: Any) -> Any:
+        return torch.load(filename, weights_only=False)
+
+    module._lazy_load = _lazy_load  # type: ignore[attr-defined]
 
 
 def shape_of(tensor: torch.Tensor, place: torch.device) -> torch.Tensor:

@@ -20,6 +20,7 @@
     launchers.py         launchers that a script starts itself
     megatron.py          states of Megatron Core's random numbers
     pynvml.py            NVIDIA's management library, answered by the card that is not there
+    torchvision.py       torchvision built for CUDA beside a torch that is not
     transformers.py      `from_pretrained` without weights
     triton.py            a launch of a Triton kernel is one operation
     unsloth.py           what Unsloth asks of the machine
@@ -101,6 +102,7 @@ def install(recorder: Any) -> None:
         inductor,
         megatron,
         pynvml,
+        torchvision,
         transformers,
         triton,
         unsloth,
@@ -108,6 +110,7 @@ def install(recorder: Any) -> None:
 
     for package in (
         accelerate, apollo, bitsandbytes, collectives, cudnn_rnn, data_parallel, ddp, deepspeed, distributed, dtensor,
-        flash_attention, fsdp, generation, inductor, megatron, pynvml, transformers, triton, unsloth,
+        flash_attention, fsdp, generation, inductor, megatron, pynvml, torchvision, transformers, triton,
+        unsloth,
     ):  # fmt: skip
         package.install(recorder)
