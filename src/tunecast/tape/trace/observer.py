@@ -174,9 +174,12 @@ class Observer:
         module.Trainer.fit = trained  # type: ignore[attr-defined]
 
     def _ask_lightning(self) -> None:
-        """It knows once its loaders are made, which is after `fit` begins."""
+        """It knows once its loaders are made, which is after `fit` begins; after `test` it may no longer."""
         for trainer in self.trainers:
-            steps = getattr(trainer, "estimated_stepping_batches", None)
+            try:
+                steps = trainer.estimated_stepping_batches
+            except Exception:  # the script's own loaders may be asked here, which raise what they like
+                continue
             if isinstance(steps, (int, float)) and 0 < steps < float("inf"):
                 self.total_steps, self.total_steps_from = int(steps), "Lightning's Trainer"
 
