@@ -1,0 +1,2 @@
+"""Where a training runs, one file each.
+"""

@@ -1,0 +1,51 @@
+"""Training programs of other people, with a job's settings in their own words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+
+from tunecast.errors import Unsupported
+from tunecast.job.job import Job
+from tunecast.job.model import resolve_model
+from tunecast.job.stacks import DEFAULT_STACK, SFT_STACK
+from tunecast.launch.programs.settings import machines_of, places_of
+from tunecast.launch.referee import require_same
+from tunecast.launch.rendering import SCRIPT, Program
+from tunecast.launch.texts import shell_script
+from tunecast.records import replace
+from tunecast.tape.build.fill_in import fill_in_of
+
+RENDERED: Mapping[str, str] = {"trl": "trl"}
+"""The file here that renders a stack."""
+
+
+def program_of(
+    job: Job, *, elsewhere: bool = False, cpu: bool = False, extra: Mapping[str, object] | None = None
+) -> Program:
+    """The training that the job is, read back before it counts. `elsewhere`: on a machine that does not see the files
+    of this one. `cpu`: without cards. `extra`: further keys of the framework's.
+
+    Raises `Unsupported` where no framework here can be told all of it.
+    """
+    if job.stack not in RENDERED:
+        near = f"; nearest: {SFT_STACK}" if job.stack == DEFAULT_STACK else ""
+        raise Unsupported.at("stack", f"got {job.stack}; rendered are {', '.join(RENDERED)}{near}")
+    framework = import_module(f"{__name__}.{RENDERED[job.stack]}")
+    more = extra or {}
+    job = replace(fill_in_of(job, resolve_model(job.model)), data=job.data)
+    here: Program = framework.program(job, machines_of(job), places_of(job, elsewhere=False), more)
+    require_same(job, framework.NAME, {**here.files, SCRIPT: script_of(here, job)})
+    if not (elsewhere or cpu):
+        return here
+    found: Program = framework.program(job, machines_of(job, cpu=cpu), places_of(job, elsewhere=elsewhere), more)
+    return found
+
+
+def script_of(program: Program, job: Job) -> str:
+    machines = f"{job.hardware.nodes} x " if job.hardware.nodes > 1 else ""
+    heading = [f"{job.task} of {job.model}, method {job.method}, on {machines}{job.hardware.gpus} x {job.hardware.gpu}"]
+    if job.hardware.nodes > 1:
+        heading.append("on each machine, with NODE_RANK (0 on the first), MASTER_ADDR and MASTER_PORT (the first one's)")
+    return shell_script(program.command, program.environment, heading)
