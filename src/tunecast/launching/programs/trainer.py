@@ -11,8 +11,8 @@ from tunecast.errors import Unsupported
 from tunecast.job.job import Job
 from tunecast.job.optimizers import OF_TRANSFORMERS
 from tunecast.job.releases import RELEASES, minor
-from tunecast.launch.programs.settings import liger_config, whole
-from tunecast.launch.rendering import OUTPUT
+from tunecast.launching.programs.settings import liger_config, whole
+from tunecast.launching.rendering import OUTPUT
 
 STRATEGY_SINCE = (5, 0)
 """transformers whose samplers `train_sampling_strategy` names; before, `group_by_length` is a switch."""

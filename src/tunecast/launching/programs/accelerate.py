@@ -13,9 +13,9 @@ from tunecast.errors import Unsupported
 from tunecast.job.job import Job
 from tunecast.job.releases import RELEASES, minor
 from tunecast.job.shardings import sharding_of, shards_and_copies
-from tunecast.launch.programs.settings import MASTER_ADDR, MASTER_PORT, NODE_RANK, Machines
-from tunecast.launch.rendering import Command
-from tunecast.launch.texts import yaml_text
+from tunecast.launching.programs.settings import MASTER_ADDR, MASTER_PORT, NODE_RANK, Machines
+from tunecast.launching.rendering import Command
+from tunecast.launching.texts import yaml_text
 
 CONFIG, DEEPSPEED = "accelerate.yaml", "deepspeed.json"
 ZERO_KEYS = {
@@ -38,27 +38,31 @@ def launch_command(machines: Machines, *program: str) -> Command:
     return ("accelerate", "launch", "--config_file", CONFIG, *(several if machines.nodes > 1 else ()), *program)
 
 
+def on_cpu(machines: Machines, *program: str) -> Command:
+    """By torchrun: accelerate starts several processes without cards by mpirun alone (accelerate/commands/launch.py,
+    `launch_command`)."""
+    return ("torchrun", "--nproc-per-node", str(machines.gpus), *program)
+
+
 def accelerate_files(job: Job, machines: Machines) -> dict[str, str]:
     """Its file, and DeepSpeed's where the job sets what accelerate has no keys for."""
     sharding, own = sharding_of(job), zero_settings(job)
     values: dict[str, Any] = {"compute_environment": "LOCAL_MACHINE", "distributed_type": "NO"}
-    if machines.cpu:
-        values["use_cpu"] = True
     if machines.processes > 1:
-        values["distributed_type"] = "MULTI_CPU" if machines.cpu else "MULTI_GPU"
-    if not machines.cpu and sharding.is_fsdp:
+        values["distributed_type"] = "MULTI_GPU"
+    if sharding.is_fsdp:
         values |= {"distributed_type": "FSDP", "fsdp_config": fsdp_section(job)}
         if sharding.replicates_machines and fsdp_version(job) == 2:
             values["parallelism_config"] = mesh_section(job)
-    if not machines.cpu and sharding.is_zero:
+    if sharding.is_zero:
         section = {"deepspeed_config_file": DEEPSPEED} if own else deepspeed_section(job)
         several = {"deepspeed_multinode_launcher": "standard"} if machines.nodes > 1 else {}
         values |= {"distributed_type": "DEEPSPEED", "deepspeed_config": {**section, **several}}
     values |= {"num_machines": machines.nodes, "num_processes": machines.processes}
-    if not own or machines.cpu:  # a file of DeepSpeed's says it itself
+    if not own:  # a file of DeepSpeed's says it itself
         values["mixed_precision"] = {None: "no", "bfloat16": "bf16", "float16": "fp16"}[job.autocast]
     files = {CONFIG: yaml_text(values)}
-    if own and not machines.cpu:
+    if own:
         files[DEEPSPEED] = deepspeed_text(job)
     return files
 

@@ -14,12 +14,12 @@ from typing import Any
 from tunecast.errors import Unsupported, UsageError
 from tunecast.job.job import Job
 from tunecast.job.releases import RELEASES, minor
-from tunecast.launch.pins import releases_of, unpinned_of
-from tunecast.launch.programs.accelerate import accelerate_files, launch_command
-from tunecast.launch.programs.settings import Machines, Places, environment_of, whole
-from tunecast.launch.programs.trainer import training_arguments
-from tunecast.launch.rendering import DATA, Program
-from tunecast.launch.texts import yaml_text
+from tunecast.launching.pins import releases_of, unpinned_of
+from tunecast.launching.programs.accelerate import accelerate_files, launch_command, on_cpu
+from tunecast.launching.programs.settings import Machines, Places, environment_of, whole
+from tunecast.launching.programs.trainer import training_arguments
+from tunecast.launching.rendering import DATA, Program
+from tunecast.launching.texts import yaml_text
 
 NAME = "trl"
 TASKS = ("sft", "dpo", "kto", "reward")
@@ -34,16 +34,23 @@ def program(job: Job, machines: Machines, places: Places, extra: Mapping[str, ob
     """`extra`: further keys of the trainer's, which say nothing that the job says."""
     require_rendered(job)
     config = f"{job.task}.yaml"
-    values = {**settings(job, places), **({"use_cpu": True} if machines.cpu else {}), **extra}
+    script = ("-m", f"trl.scripts.{job.task}", "--config", config)
+    values = {**settings(job, places), **extra}
+    files = {config: yaml_text(values, heading(places)), **accelerate_files(job, machines)}
+    command, environment = launch_command(machines, *script), environment_of(job)
+    if machines.cpu:
+        files = {config: yaml_text({**values, "use_cpu": True}, heading(places))}
+        command, environment = on_cpu(machines, *script), {"ACCELERATE_USE_CPU": "true"}
     return Program(
         NAME,
-        launch_command(machines, "-m", f"trl.scripts.{job.task}", "--config", config),
-        {config: yaml_text(values, heading(places)), **accelerate_files(job, machines)},
-        environment_of(job),
+        command,
+        files,
+        environment,
         releases_of(job),
         unpinned_of(job),
         places.placeholders,
-        tuple(places.carried.values()),
+        places.carried,
+        ("--resume_from_checkpoint",),
     )
 
 

@@ -7,7 +7,7 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 
-from tunecast.launch.rendering import Command
+from tunecast.launching.rendering import Command
 
 PLAIN = re.compile(r"[A-Za-z_/][A-Za-z0-9_./-]*")
 """Text that YAML needs no quotes for, unless it is one of `SPECIAL`."""
@@ -95,4 +95,4 @@ def shell_script(command: Command, environment: Mapping[str, str], heading: Sequ
     lines = ["#!/usr/bin/env bash", *(f"# {comment(line)}" for line in heading), "set -euo pipefail"]
     lines.append('cd "$(dirname "${BASH_SOURCE[0]}")"')
     lines += [f"export {name}={shlex.quote(value)}" for name, value in environment.items()]
-    return "\n".join([*lines, f"exec {shell_words(command)}", ""])
+    return "\n".join([*lines, f'exec {shell_words(command)} "$@"', ""])

@@ -9,7 +9,7 @@ from tunecast.job.optimizers import optimizer_of
 from tunecast.job.releases import RELEASES, minor, stated
 from tunecast.job.shardings import sharding_of
 from tunecast.job.stacks import stack_of
-from tunecast.launch.rendering import REQUIREMENTS, Program
+from tunecast.launching.rendering import REQUIREMENTS, Program
 
 FLASH = {"flash_attention_2": "flash-attn", "flash_attention_3": "flash-attn-3", "xformers": "xformers"}
 """Packages of attention's kernels."""

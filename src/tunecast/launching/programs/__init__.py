@@ -10,10 +10,11 @@ from tunecast.errors import Unsupported
 from tunecast.job.job import Job
 from tunecast.job.model import resolve_model
 from tunecast.job.stacks import DEFAULT_STACK, SFT_STACK
-from tunecast.launch.programs.settings import machines_of, places_of
-from tunecast.launch.referee import require_same
-from tunecast.launch.rendering import SCRIPT, Program
-from tunecast.launch.texts import shell_script
+from tunecast.launching.programs.settings import machines_of, places_of
+from tunecast.launching.referee import require_same
+from tunecast.launching.pins import container_text, requirements_text
+from tunecast.launching.rendering import CONTAINER, OUTPUT, REQUIREMENTS, RESUME, SCRIPT, Program
+from tunecast.launching.texts import shell_script, shell_words
 from tunecast.records import replace
 from tunecast.tape.build.fill_in import fill_in_of
 
@@ -49,3 +50,28 @@ def script_of(program: Program, job: Job) -> str:
     if job.hardware.nodes > 1:
         heading.append("on each machine, with NODE_RANK (0 on the first), MASTER_ADDR and MASTER_PORT (the first one's)")
     return shell_script(program.command, program.environment, heading)
+
+
+def files_of(program: Program, job: Job) -> dict[str, str]:
+    """Everything that a training is started from, whatever starts it."""
+    return {
+        SCRIPT: script_of(program, job),
+        RESUME: resume_text(program),
+        **program.files,
+        REQUIREMENTS: requirements_text(program),
+        CONTAINER: container_text(program),
+    }
+
+
+def resume_text(program: Program) -> str:
+    """A checkpoint counts once it is whole: the Trainer writes its state last (transformers/trainer.py,
+    `_save_checkpoint`)."""
+    named = f'{shell_words(program.resumes)} "$(dirname "$last")"' if program.resumes else ""
+    lines = ["#!/usr/bin/env bash", "# From the last checkpoint on, where there is one.", "set -euo pipefail"]
+    lines.append('cd "$(dirname "${BASH_SOURCE[0]}")"')
+    if named:
+        lines += [
+            f"last=$(find {OUTPUT} -path '*/checkpoint-*/trainer_state.json' 2>/dev/null | sort -V | tail -n 1 || true)",
+            f'if [ -n "$last" ]; then set -- {named}; fi',
+        ]
+    return "\n".join([*lines, f'exec bash {SCRIPT} "$@"', ""])

@@ -20,8 +20,8 @@ from tunecast.job.readers import read_job
 from tunecast.job.recipes import find_recipe
 from tunecast.job.shardings import sharding_of
 from tunecast.job.task_sections import OF_TASKS
-from tunecast.launch.rendering import SCRIPT
-from tunecast.launch.texts import comment
+from tunecast.launching.rendering import SCRIPT
+from tunecast.launching.texts import comment
 from tunecast.records import NamedTuple, replace
 from tunecast.tape.build.fill_in import fill_in_of
 

@@ -9,7 +9,7 @@ from tunecast.errors import UsageError
 from tunecast.job.job import Job
 from tunecast.job.kernels import LIGER_PARTS
 from tunecast.job.registry import bundled_models, bundled_name, hub_ids
-from tunecast.launch.rendering import DATA, Placeholder
+from tunecast.launching.rendering import DATA, Placeholder
 from tunecast.records import NamedTuple
 
 ALLOCATOR = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
@@ -43,7 +43,7 @@ class Machines(NamedTuple):
     gpus: int
     nodes: int
     cpu: bool = False
-    """Without cards, as a rehearsal."""
+    """Without cards, a process for each: as a rehearsal."""
 
     @property
     def processes(self) -> int:

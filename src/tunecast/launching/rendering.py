@@ -16,8 +16,9 @@ from tunecast.job.job import Job
 from tunecast.records import NamedTuple, dataclass, field
 from tunecast.result import Result
 
-SCRIPT = "train.sh"
-"""What every engine runs: the one command of a training, with its environment."""
+SCRIPT, RESUME = "train.sh", "resume.sh"
+"""The one command of a training, with its environment; and the same from its last checkpoint on, where there is one,
+which engines run that may start a job again."""
 REQUIREMENTS, CONTAINER = "requirements.txt", "Containerfile"
 OUTPUT = "output"
 """The folder that a rendered training writes to, beside its files."""
@@ -50,8 +51,10 @@ class Program:
     unpinned: tuple[str, ...] = ()
     """Packages it needs of which no release is followed."""
     placeholders: tuple[Placeholder, ...] = ()
-    carried: tuple[str, ...] = ()
-    """Files of the user that it reads, by path: an engine elsewhere takes them along."""
+    carried: Mapping[str, str] = field(default_factory=dict)
+    """What of the user's it reads, for engines that have to take it along: the path here, by the one beside its files."""
+    resumes: Command = ()
+    """Words after which a checkpoint is named; none: it finds its own."""
 
 
 @dataclass(frozen=True)
@@ -66,10 +69,13 @@ class Order:
     """The whole run, as predicted; None where the job does not say how much there is to train on."""
     limit_s: float | None
     """The high end of its 80 % range."""
-    device_bytes: int
+    cpu_cores: int = 1
+    """Of a machine."""
     ram_bytes: int | None = None
-    """Of a machine's host memory, at most."""
+    """Of a machine's host memory."""
     disk_bytes: int | None = None
+    usd_per_hour: float | None = None
+    """Of the machines that were picked; None where nothing was."""
 
 
 @dataclass(frozen=True)

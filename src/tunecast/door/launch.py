@@ -1,0 +1,246 @@
+"""A job, a plan or the file somebody trains with, started on an engine; and what was started."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, ClassVar, cast
+
+from tunecast.door.predict import predict
+from tunecast.door.read import Source, read_on_card
+from tunecast.errors import DoesNotFit, UsageError
+from tunecast.job.job import Job
+from tunecast.job.model import resolve_model
+from tunecast.job.mapping import check_overrides, job_from_dict, with_overrides
+from tunecast.job.readers.bounds import MOST_FILE_BYTES, bounded_text
+from tunecast.job.readers.json import parsed
+from tunecast.job.stacks import SFT_STACK
+from tunecast.job.writer import write_file
+from tunecast.launching import ledger
+from tunecast.launching.engines import Engine, engine_of, rendering_of
+from tunecast.launching.ledger import Entry
+from tunecast.launching.programs import program_of
+from tunecast.launching.rendering import Order, Rendering
+from tunecast.planning.choice import Choice, Plan
+from tunecast.prediction.outside.needs import machine_ram_bytes
+from tunecast.prediction.prediction import Prediction
+from tunecast.records import dataclass, replace
+from tunecast.result import Result
+
+__all__ = ["Launched", "LaunchedJobs", "cancel", "jobs", "launch", "log_command"]
+
+PLAN_SCHEMA = Plan.schema
+CARDS = "/dev"
+"""Where NVIDIA's driver puts a file for each card: nvidia0, nvidia1 and so on."""
+
+
+@dataclass(frozen=True)
+class Launched(Result):
+    """A job that was started."""
+
+    schema: ClassVar[str] = "tunecast.launched/1"
+    KEYS: ClassVar[tuple[str, ...]] = (
+        *("schema", "id", "engine", "framework", "state", "number", "folder", "submitted", "notes"),
+    )
+    FROM: ClassVar[Mapping[str, str]] = {"folder": "folder_name"}
+
+    id: str
+    engine: str
+    framework: str
+    state: str
+    """queued, running, done, failed, cancelled, not started, or ended: it is over, and nobody knows how."""
+    number: str
+    """What the engine calls it."""
+    folder: Path
+    submitted: str
+    notes: tuple[str, ...] = ()
+
+    @property
+    def folder_name(self) -> str:
+        return str(self.folder)
+
+
+@dataclass(frozen=True)
+class LaunchedJobs(Result):
+    """Every launch of this user on this machine, the oldest first."""
+
+    schema: ClassVar[str] = "tunecast.jobs/1"
+    KEYS: ClassVar[tuple[str, ...]] = ("schema", "jobs")
+
+    jobs: tuple[Launched, ...]
+
+
+def launch(
+    source: Source | Plan | Choice,
+    overrides: Mapping[str, object] | None = None,
+    *,
+    on: str,
+    dry_run: bool = False,
+    out: str | os.PathLike[str] | None = None,
+    again: bool = False,
+    cpu: bool | None = None,
+    options: Mapping[str, str] | None = None,
+    extra: Mapping[str, object] | None = None,
+) -> Rendering | Launched:
+    """The files and commands that run a job, where `dry_run`; else they are run, and what was started comes back.
+
+    on       local, slurm
+    out      a folder that gets the files too
+    again    also where the same is running already
+    cpu      without cards, as a rehearsal; None: locally, where this machine has none
+    options  of the engine: `{"partition": "gpu"}`
+    extra    further settings of the trainer's, such as `{"learning_rate": 2e-4}`; none that the job says
+
+    Raises `UsageError` where the job names no data and is to be started, or the same is running already; `DoesNotFit`
+    where the prediction does not fit its cards.
+    """
+    engine = engine_of(on)
+    job, notes = job_of(source, overrides)
+    rehearsed = cpu if cpu is not None else engine.name == "local" and not dry_run and not has_cards()
+    order = order_of(job, engine, cpu=rehearsed, extra=extra or {})
+    rendering = rendering_of(order, engine, options or {})
+    if rehearsed:
+        notes = (*notes, "rendered for CPUs, as a rehearsal: nothing of the prediction holds there")
+    rendering = replace(rendering, notes=(*notes, *rendering.notes))
+    if out is not None:
+        for name, text in rendering.files.items():
+            write_file(Path(out) / name, text, flag="--out", folder_too=True)
+    return rendering if dry_run else submit(rendering, engine, again=again)
+
+
+def job_of(source: Source | Plan | Choice, overrides: Mapping[str, object] | None) -> tuple[Job, tuple[str, ...]]:
+    """The job that is to be launched, and what was decided of it that nobody said."""
+    job = read_on_card(_planned(source), overrides)
+    if job.is_given("stack") or job.stack == SFT_STACK:
+        return job, ()
+    return replace(job, stack=SFT_STACK), (
+        f"the job names no stack: {SFT_STACK} trains it. Plans and predictions of it: --stack {SFT_STACK}",
+    )
+
+
+def _planned(source: Source | Plan | Choice) -> Source:
+    if isinstance(source, Plan):
+        if source.best is None:
+            raise DoesNotFit(f"the plan has no pick: {source.failure.message if source.failure else 'nothing fits'}")
+        source = source.best
+    if isinstance(source, Choice):
+        if source.job is None:
+            raise UsageError("got the plan of a script; allowed: that of a job. To fix: launch the script's own file")
+        return source.job
+    if isinstance(source, (str, os.PathLike)) and Path(source).suffix.lower() == ".json" and Path(source).is_file():
+        content = parsed(bounded_text(Path(source), MOST_FILE_BYTES), str(source))
+        if isinstance(content, Mapping) and content.get("schema") == PLAN_SCHEMA:
+            return _job_of_plan(content, str(source))
+    return source
+
+
+def _job_of_plan(content: Mapping[str, Any], file: str) -> Job:
+    """As `tunecast plan --json` wrote it: the user's job with the settings of the pick it begins with."""
+    job, best = content.get("job"), content.get("best")
+    if not isinstance(job, Mapping):
+        raise UsageError(f"{file}: a plan without its job. To fix: plan again, of a job", field="job")
+    picks = content.get("picks")
+    pick = picks.get(best) if isinstance(picks, Mapping) else None
+    changes = pick.get("changes") if isinstance(pick, Mapping) else None
+    if not isinstance(changes, Mapping):
+        raise DoesNotFit(f"{file}: the plan has no pick")
+    check_overrides(changes)
+    return job_from_dict(with_overrides(job, changes))
+
+
+def order_of(job: Job, engine: Engine, *, cpu: bool, extra: Mapping[str, object]) -> Order:
+    program = program_of(job, elsewhere=engine.elsewhere, cpu=cpu, extra=extra)
+    found = predict(job)
+    if not (found.fits or cpu):
+        raise DoesNotFit(
+            f"{job.model} does not fit {job.hardware.gpus} x {job.hardware.gpu}. To fix: tunecast fit, or tunecast plan"
+        )
+    time, outside = found.time, found.outside
+    host = None if found.utilization is None else found.utilization.host
+    return Order(
+        name_of(job),
+        job,
+        program,
+        None if time is None else time.total_s,
+        None if time is None or time.total_range_s is None else time.total_range_s[1],
+        1 if host is None else host.cpu_cores,
+        ram_of(job, found),
+        None if outside is None else outside.disk.peak_bytes,
+    )
+
+
+def ram_of(job: Job, found: Prediction) -> int | None:
+    """Of a machine: what it holds while it loads and saves or while it trains, and the checkpoints it begins from, which
+    are read through the page cache: a control group counts that too."""
+    host = None if found.utilization is None else found.utilization.host
+    known = (machine_ram_bytes(job, resolve_model(job.model)), None if host is None else host.ram_bytes)
+    held = max((each for each in known if each is not None), default=None)
+    files = found.files
+    return None if held is None or files is None else held + files.downloaded_bytes
+
+
+def name_of(job: Job) -> str:
+    """Letters, digits and dashes; of the job's own id, where it has one."""
+    text = str(job.id) if job.id is not None else f"{os.path.basename(job.model.rstrip('/'))}-{job.method}"
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:40].strip("-") or "job"
+
+
+def has_cards() -> bool:
+    """Whether NVIDIA's driver has made a device."""
+    try:
+        return any(re.fullmatch(r"nvidia\d+", name) for name in os.listdir(CARDS))
+    except OSError:
+        return False
+
+
+def submit(rendering: Rendering, engine: Engine, *, again: bool) -> Launched:
+    for placeholder in rendering.placeholders:
+        raise UsageError.at(
+            placeholder.field, "a job without it is shown by --dry-run, and not started. To fix: --data-path FILE"
+        )
+    if not engine.submits:
+        raise UsageError(f"--on: {engine.name} is rendered, and not started from here: --dry-run", field="on")
+    digest = ledger.digest_of(rendering)
+    same = [each for each in ledger.entries() if each.digest == digest and state_of(each) in ledger.ACTIVE]
+    if same and not again:
+        raise UsageError(
+            f"the same is {state_of(same[-1])} already, as {same[-1].id}. To fix: --again starts it once more", field="again"
+        )
+    entry = ledger.reserve(rendering, datetime.now(UTC).isoformat(timespec="seconds"))
+    for name, text in rendering.files.items():
+        write_file(entry.folder / name, text, folder_too=True)
+    entry = ledger.with_number(entry, engine.module.submit(entry, rendering.commands, dict(os.environ)))
+    return _launched(entry, rendering.notes)
+
+
+def _launched(entry: Entry, notes: tuple[str, ...] = ()) -> Launched:
+    return Launched(
+        entry.id, entry.engine, entry.framework, state_of(entry), entry.number, entry.folder, entry.submitted, notes
+    )
+
+
+def state_of(entry: Entry) -> str:
+    state = cast(str, engine_of(entry.engine).module.state(entry))
+    return "cancelled" if entry.cancelled and state in ("failed", "ended", "not started") else state
+
+
+def jobs() -> LaunchedJobs:
+    return LaunchedJobs(tuple(map(_launched, ledger.entries())))
+
+
+def log_command(name: str, *, follow: bool = False) -> tuple[str, ...]:
+    """What shows all that a job printed."""
+    entry = ledger.entry_of(name)
+    return tuple(engine_of(entry.engine).module.log_command(entry, follow=follow))
+
+
+def cancel(name: str) -> Launched:
+    """Stop a job; one that is over stays as it is."""
+    entry = ledger.entry_of(name)
+    if state_of(entry) in ledger.ACTIVE:
+        entry = ledger.as_cancelled(entry)
+        engine_of(entry.engine).module.cancel(entry)
+    return _launched(entry)

@@ -1,2 +1,0 @@
-"""Where a training runs, one file each.
-"""
