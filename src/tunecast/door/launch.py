@@ -152,8 +152,8 @@ def _job_of_plan(content: Mapping[str, Any], file: str) -> Job:
 
 
 def order_of(job: Job, engine: Engine, *, cpu: bool, extra: Mapping[str, object]) -> Order:
-    program = program_of(job, elsewhere=engine.elsewhere, cpu=cpu, extra=extra)
     found = predict(job)
+    program = program_of(job, elsewhere=engine.elsewhere, cpu=cpu, extra=extra)
     if not (found.fits or cpu):
         raise DoesNotFit(
             f"{job.model} does not fit {job.hardware.gpus} x {job.hardware.gpu}. To fix: tunecast fit, or tunecast plan"

@@ -116,6 +116,10 @@ def _is_zero(job: Job) -> bool:
     return sharding_of(job).is_zero
 
 
+def _is_zero_3(job: Job) -> bool:
+    return _is_zero(job) and sharding_of(job).cuts_weights
+
+
 CONDITIONS: Mapping[str, Callable[[Job], bool]] = {
     "lora": lambda job: job.method != "full",
     "quantization": lambda job: job.quantization.format is not None,
@@ -131,13 +135,14 @@ CONDITIONS: Mapping[str, Callable[[Job], bool]] = {
     "parallel.replicate": lambda job: job.parallel.replicate is not None,
     **dict.fromkeys(("parallel.cpu_ram_efficient_loading", "parallel.state_dict_type"), _is_fsdp),
     **dict.fromkeys(("parallel.reshard_after_forward",), _is_fsdp),
-    **dict.fromkeys(("parallel.overlap_comm", "parallel.round_robin_gradients"), _is_zero),
+    **dict.fromkeys(("parallel.overlap_comm", "parallel.reduce_bucket_size"), _is_zero),
+    "parallel.round_robin_gradients": lambda job: _is_zero(job) and not _is_zero_3(job),
     **dict.fromkeys(
         (
-            *("parallel.reduce_bucket_size", "parallel.prefetch_bucket_size", "parallel.param_persistence_threshold"),
-            *("parallel.max_live_parameters", "parallel.max_reuse_distance", "parallel.sub_group_size"),
+            *("parallel.prefetch_bucket_size", "parallel.param_persistence_threshold", "parallel.max_live_parameters"),
+            *("parallel.max_reuse_distance", "parallel.sub_group_size"),
         ),
-        _is_zero,
+        _is_zero_3,
     ),
     "parallel.offload_device": lambda job: job.parallel.offload != "none",
 }

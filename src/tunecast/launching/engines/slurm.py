@@ -18,8 +18,8 @@ from tunecast.units import MIB
 ELSEWHERE = False
 OPTIONS = ("partition", "account", "qos", "constraint", "gres", "reservation", "time", "mem", "exclude", "nodelist")
 BATCH = "job.sbatch"
-SIGNAL_S = 60
-"""Before the limit. Nothing is saved in it: asking to be queued again takes a second."""
+SIGNAL_S = 10
+"""Before the limit, and up to a minute earlier (sbatch(1), --signal). Asking to be queued again takes a second."""
 STATES: Mapping[str, str] = {
     **dict.fromkeys(("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "CONFIGURING", "SUSPENDED"), "queued"),
     **dict.fromkeys(("RUNNING", "COMPLETING", "STAGE_OUT", "SIGNALING", "RESIZING", "STOPPED"), "running"),

@@ -77,6 +77,7 @@ def settings(job: Job, places: Places) -> dict[str, Any]:
         **quantization(job),
         **data(job, places),
         "max_length": job.seq_len,
+        **({"activation_offloading": True} if job.offload_activations else {}),
         **(sft(job) if job.task == "sft" else preferences(job)),
         **training_arguments(job),
     }
@@ -146,7 +147,7 @@ def sft(job: Job) -> dict[str, Any]:
         values["completion_only_loss"] = False
     if data.prepared:
         values["dataset_kwargs"] = {"skip_prepare_dataset": True}
-    return values | ({"activation_offloading": True} if job.offload_activations else {})
+    return values
 
 
 def preferences(job: Job) -> dict[str, Any]:
