@@ -117,4 +117,4 @@ def test_what_is_rendered_is_the_job(fields: dict[str, Any]) -> None:
     except Unsupported:
         assert job.task != "sft"
         return
-    assert differences(job, read_back(job, files)) == []
+    assert differences(job, read_back(job, files).job) == []

@@ -22,7 +22,7 @@ from tunecast.job.writer import write_file
 from tunecast.launching import ledger
 from tunecast.launching.engines import Engine, engine_of, rendering_of
 from tunecast.launching.ledger import Entry
-from tunecast.launching.programs import program_of
+from tunecast.launching.programs import as_framework, program_of
 from tunecast.launching.rendering import Order, Rendering
 from tunecast.planning.choice import Choice, Plan
 from tunecast.prediction.outside.needs import machine_ram_bytes
@@ -114,11 +114,12 @@ def launch(
 def job_of(source: Source | Plan | Choice, overrides: Mapping[str, object] | None) -> tuple[Job, tuple[str, ...]]:
     """The job that is to be launched, and what was decided of it that nobody said."""
     job = read_on_card(_planned(source), overrides)
-    if job.is_given("stack") or job.stack == SFT_STACK:
-        return job, ()
-    return replace(job, stack=SFT_STACK), (
-        f"the job names no stack: {SFT_STACK} trains it. Plans and predictions of it: --stack {SFT_STACK}",
-    )
+    notes: tuple[str, ...] = ()
+    if not job.is_given("stack") and job.stack != SFT_STACK:
+        job = replace(job, stack=SFT_STACK)
+        notes = (f"the job names no stack: {SFT_STACK} trains it. Plans and predictions of it: --stack {SFT_STACK}",)
+    job, decided = as_framework(job)
+    return job, (*notes, *decided)
 
 
 def _planned(source: Source | Plan | Choice) -> Source:

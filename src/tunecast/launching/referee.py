@@ -36,6 +36,14 @@ NOT_SETTINGS = (
 compared by its configuration."""
 
 
+class TrainingRead(NamedTuple):
+    """What was rendered, as the reader understands it."""
+
+    job: Job
+    assumed: frozenset[str]
+    """Fields that its files do not say: the framework decides them."""
+
+
 class Difference(NamedTuple):
     field: str
     wanted: object
@@ -47,7 +55,7 @@ class Difference(NamedTuple):
 
 def require_same(job: Job, framework: str, files: Mapping[str, str]) -> None:
     """Raises `Unsupported` with every field that the files say otherwise, or not at all."""
-    found = differences(job, read_back(job, files))
+    found = differences(job, read_back(job, files).job)
     if found:
         told = "; ".join(map(str, found))
         raise Unsupported(
@@ -57,7 +65,7 @@ def require_same(job: Job, framework: str, files: Mapping[str, str]) -> None:
         )
 
 
-def read_back(job: Job, files: Mapping[str, str]) -> Job:
+def read_back(job: Job, files: Mapping[str, str]) -> TrainingRead:
     """The job that the rendered training is, on the card of the one that was rendered."""
     with tempfile.TemporaryDirectory() as folder:
         for name, text in files.items():
@@ -69,7 +77,7 @@ def read_back(job: Job, files: Mapping[str, str]) -> Job:
         if recipe.not_understood:
             told = "; ".join(comment(f"{each.key}: {each.why}") for each in recipe.not_understood)
             raise Unsupported(f"what was rendered says more than the job: {told}")
-        return read_job(str(script), {"hardware.gpu": job.hardware.gpu})
+        return TrainingRead(read_job(str(script), {"hardware.gpu": job.hardware.gpu}), frozenset(recipe.assumed))
 
 
 def differences(wanted: Job, read: Job) -> list[Difference]:

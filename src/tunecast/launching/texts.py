@@ -87,12 +87,16 @@ def comment(text: str) -> str:
 
 def shell_words(command: Command) -> str:
     """Each word quoted, but those of ours that the shell fills in."""
-    return " ".join(f'"{word}"' if VARIABLE.fullmatch(word) else shlex.quote(word) for word in command)
+    return " ".join(map(shell_word, command))
+
+
+def shell_word(word: str) -> str:
+    return f'"{word}"' if VARIABLE.fullmatch(word) else shlex.quote(word)
 
 
 def shell_script(command: Command, environment: Mapping[str, str], heading: Sequence[str]) -> str:
     """Run from anywhere, it works in its own folder; its process becomes the training's, so that signals reach it."""
     lines = ["#!/usr/bin/env bash", *(f"# {comment(line)}" for line in heading), "set -euo pipefail"]
     lines.append('cd "$(dirname "${BASH_SOURCE[0]}")"')
-    lines += [f"export {name}={shlex.quote(value)}" for name, value in environment.items()]
+    lines += [f"export {name}={shell_word(value)}" for name, value in environment.items()]
     return "\n".join([*lines, f'exec {shell_words(command)} "$@"', ""])

@@ -5,21 +5,62 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib import import_module
+from typing import Any
 
 from tunecast.errors import Unsupported
-from tunecast.job.job import Job
+from tunecast.job.job import Job, all_knobs
+from tunecast.job.knob import shown
+from tunecast.job.mapping import job_from_flat
 from tunecast.job.model import resolve_model
 from tunecast.job.stacks import DEFAULT_STACK, SFT_STACK
+from tunecast.launching.programs.accelerate import zero_defaults
 from tunecast.launching.programs.settings import machines_of, places_of
-from tunecast.launching.referee import require_same
+from tunecast.launching.referee import differences, read_back, require_same
 from tunecast.launching.pins import container_text, requirements_text
 from tunecast.launching.rendering import CONTAINER, OUTPUT, REQUIREMENTS, RESUME, SCRIPT, Program
 from tunecast.launching.texts import shell_script, shell_words
 from tunecast.records import replace
 from tunecast.tape.build.fill_in import fill_in_of
 
-RENDERED: Mapping[str, str] = {"trl": "trl"}
+RENDERED: Mapping[str, str] = {"trl": "trl", "llama-factory": "llama_factory", "axolotl": "axolotl"}
 """The file here that renders a stack."""
+
+
+def framework_of(job: Job) -> Any:
+    """The file that renders it. Raises `Unsupported` where none does."""
+    if job.stack not in RENDERED:
+        near = f"; nearest: {SFT_STACK}" if job.stack == DEFAULT_STACK else ""
+        raise Unsupported.at("stack", f"got {job.stack}; rendered are {', '.join(RENDERED)}{near}")
+    return import_module(f"{__name__}.{RENDERED[job.stack]}")
+
+
+def as_framework(job: Job) -> tuple[Job, tuple[str, ...]]:
+    """The job with what nobody said of it as its framework does it: the releases it can be installed with, and what its
+    files cannot say. Each is told."""
+    framework = framework_of(job)
+    decided = {**framework.releases(job), **zero_defaults(job)}
+    decided = {name: value for name, value in decided.items() if not job.is_given(name)}
+    job = _with(job, decided)
+    filled = _filled(job)
+    here: Program = framework.program(filled, machines_of(job), places_of(job, elsewhere=False), {})
+    read = read_back(filled, {**here.files, SCRIPT: script_of(here, filled)})
+    own = {
+        each.field: each.read
+        for each in differences(filled, read.job)
+        if each.field in read.assumed and not job.is_given(each.field)
+    }
+    told = ", ".join(f"{name} {shown(value)}" for name, value in {**decided, **own}.items())
+    return _with(job, own), (f"as {framework.NAME} does: {told}",) if told else ()
+
+
+def _with(job: Job, values: Mapping[str, Any]) -> Job:
+    """Nobody gave them."""
+    return job_from_flat({**job.flat(), **values}, job.given or frozenset(name for name in all_knobs() if job.is_given(name)))
+
+
+def _filled(job: Job) -> Job:
+    """With what stack and model decide; its data as they were said."""
+    return replace(fill_in_of(job, resolve_model(job.model)), data=job.data)
 
 
 def program_of(
@@ -30,12 +71,7 @@ def program_of(
 
     Raises `Unsupported` where no framework here can be told all of it.
     """
-    if job.stack not in RENDERED:
-        near = f"; nearest: {SFT_STACK}" if job.stack == DEFAULT_STACK else ""
-        raise Unsupported.at("stack", f"got {job.stack}; rendered are {', '.join(RENDERED)}{near}")
-    framework = import_module(f"{__name__}.{RENDERED[job.stack]}")
-    more = extra or {}
-    job = replace(fill_in_of(job, resolve_model(job.model)), data=job.data)
+    framework, job, more = framework_of(job), _filled(job), extra or {}
     here: Program = framework.program(job, machines_of(job), places_of(job, elsewhere=False), more)
     require_same(job, framework.NAME, {**here.files, SCRIPT: script_of(here, job)})
     if not (elsewhere or cpu):

@@ -13,6 +13,7 @@ from tunecast.errors import Unsupported
 from tunecast.job.job import Job
 from tunecast.job.releases import RELEASES, minor
 from tunecast.job.shardings import sharding_of, shards_and_copies
+from tunecast.job.stacks import stack_of
 from tunecast.launching.programs.settings import MASTER_ADDR, MASTER_PORT, NODE_RANK, Machines
 from tunecast.launching.rendering import Command
 from tunecast.launching.texts import yaml_text
@@ -29,6 +30,9 @@ ZERO_KEYS = {
     "round_robin_gradients": "round_robin_gradients",
 }
 """Fields of `parallel` by DeepSpeed's names (deepspeed/runtime/zero/config.py, `DeepSpeedZeroConfig`)."""
+PRECISIONS = {None: "no", "bfloat16": "bf16", "float16": "fp16"}
+AUTO = ("reduce_bucket_size", "prefetch_bucket_size", "param_persistence_threshold")
+"""Those that follow the hidden size where they are `auto`."""
 FSDP_2_SINCE = (5, 0)
 """transformers whose Trainer takes FSDP 2 where nothing is said."""
 
@@ -60,11 +64,18 @@ def accelerate_files(job: Job, machines: Machines) -> dict[str, str]:
         values |= {"distributed_type": "DEEPSPEED", "deepspeed_config": {**section, **several}}
     values |= {"num_machines": machines.nodes, "num_processes": machines.processes}
     if not own:  # a file of DeepSpeed's says it itself
-        values["mixed_precision"] = {None: "no", "bfloat16": "bf16", "float16": "fp16"}[job.autocast]
+        values["mixed_precision"] = PRECISIONS[job.autocast]
     files = {CONFIG: yaml_text(values)}
     if own:
         files[DEEPSPEED] = deepspeed_text(job)
     return files
+
+
+def plain_text(job: Job, machines: Machines) -> str:
+    """Processes alone, of a trainer that says itself how they share the model."""
+    kind = "NO" if machines.processes == 1 else "MULTI_GPU"
+    values = {"compute_environment": "LOCAL_MACHINE", "distributed_type": kind, "num_machines": machines.nodes}
+    return yaml_text({**values, "num_processes": machines.processes, "mixed_precision": PRECISIONS[job.autocast]})
 
 
 def fsdp_version(job: Job) -> int:
@@ -103,6 +114,15 @@ def zero_settings(job: Job) -> dict[str, Any]:
         return {}
     values = {key: getattr(job.parallel, field) for field, key in ZERO_KEYS.items()}
     return {key: value for key, value in values.items() if value is not None}
+
+
+def zero_defaults(job: Job) -> dict[str, Any]:
+    """What nobody said of ZeRO, as in the file that the stack's users start from, by field."""
+    sharding = sharding_of(job)
+    own = stack_of(job).deepspeed.get(sharding.zero_stage, {}) if sharding.is_zero else {}
+    values = dict.fromkeys(AUTO, "auto") if own.get("auto") else {}
+    values |= {field: value for field, value in own.items() if field in ZERO_KEYS}
+    return {f"parallel.{field}": value for field, value in values.items() if getattr(job.parallel, field) is None}
 
 
 def deepspeed_section(job: Job) -> dict[str, Any]:

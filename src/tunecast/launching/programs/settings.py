@@ -14,6 +14,7 @@ from tunecast.records import NamedTuple
 
 ALLOCATOR = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
 """The name that every release of torch reads (c10/core/AllocatorConfig.h: PYTORCH_ALLOC_CONF is another, since 2.9)."""
+ONE_CARD = ("CUDA_VISIBLE_DEVICES", "${CUDA_VISIBLE_DEVICES:-0}")
 NODE_RANK, MASTER_ADDR, MASTER_PORT = "${NODE_RANK:-0}", "${MASTER_ADDR:-localhost}", "${MASTER_PORT:-29500}"
 """Of several machines: which this one is, and where the first one listens. The engine says it, in the environment."""
 
@@ -85,7 +86,9 @@ def machines_of(job: Job, *, cpu: bool = False) -> Machines:
 
 
 def environment_of(job: Job) -> dict[str, str]:
-    return dict(ALLOCATOR) if job.allocator == "expandable_segments" else {}
+    """A training that sees one card takes one: the Trainer would spread over all it sees. What a scheduler chose stays."""
+    allocator = ALLOCATOR if job.allocator == "expandable_segments" else {}
+    return {**({ONE_CARD[0]: ONE_CARD[1]} if job.hardware.cards == 1 else {}), **allocator}
 
 
 def whole(value: float) -> int | float:

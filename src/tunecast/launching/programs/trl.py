@@ -54,6 +54,11 @@ def program(job: Job, machines: Machines, places: Places, extra: Mapping[str, ob
     )
 
 
+def releases(job: Job) -> dict[str, str]:
+    """Those that are followed go together."""
+    return {}
+
+
 def heading(places: Places) -> list[str]:
     return [f"{DATA.text} stands for the training data: set {each.field}" for each in places.placeholders]
 
