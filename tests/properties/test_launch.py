@@ -23,7 +23,11 @@ SCALARS = st.one_of(
 )
 
 
-@given(st.dictionaries(TEXTS, st.one_of(SCALARS, st.lists(SCALARS, max_size=3), st.dictionaries(TEXTS, SCALARS, max_size=3))))
+@given(
+    st.dictionaries(
+        TEXTS, st.one_of(SCALARS, st.lists(SCALARS, max_size=3), st.dictionaries(TEXTS, SCALARS, max_size=3))
+    )
+)
 def test_yaml_gives_back_what_was_written(values: dict[str, Any]) -> None:
     assert (yaml.safe_load(yaml_text(values)) or {}) == values
 
@@ -81,7 +85,9 @@ OTHERS = some(
     seq_len=st.integers(16, 32768),
     micro_batch=st.integers(1, 64),
     grad_accum=st.integers(1, 64),
-    optimizer=st.sampled_from(["adamw_torch", "adamw_torch_fused", "adamw_8bit", "paged_adamw_32bit", "adafactor", "sgd"]),
+    optimizer=st.sampled_from(
+        ["adamw_torch", "adamw_torch_fused", "adamw_8bit", "paged_adamw_32bit", "adafactor", "sgd"]
+    ),
     max_grad_norm=st.sampled_from([0, 0.3, 1]),
     weights_dtype=st.sampled_from(["auto", "float32", "bfloat16", "float16"]),
     autocast=st.sampled_from(["bfloat16", "float16", None]),

@@ -41,9 +41,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     vocabulary = {"<eos>": 0, "<unk>": 1, **{f"w{number}": number + 2 for number in range(WORDS)}}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, eos_token="<eos>", unk_token="<unk>", pad_token="<eos>"
-    )
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", unk_token="<unk>", pad_token="<eos>")
     fast.save_pretrained(folder / "model")
     config = LlamaConfig(
         vocab_size=256, hidden_size=64, intermediate_size=160, num_hidden_layers=2, num_attention_heads=4,

@@ -1,5 +1,5 @@
-"""What a launch renders: settings of the prediction and no others, byte for byte the same, and nothing that a value could
-break out of."""
+"""What a launch renders: settings of the prediction and no others, byte for byte the same, and nothing that a value
+could break out of."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from tunecast.door.read import read
 from tunecast.errors import DoesNotFit, TunecastError, Unsupported, UsageError
 from tunecast.job.job import Job
 from tunecast.job.readers import read_job
-from tunecast.launching.engines import engine_of, slurm
 from tunecast.launching.programs import files_of, program_of
 from tunecast.launching.referee import differences
 from tunecast.launching.rendering import Rendering
@@ -106,9 +105,10 @@ def test_machines_are_told_which_they_are() -> None:
 
 
 def test_the_allocator_a_plan_counted_on() -> None:
-    assert "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True" in rendered(
-        job_of(allocator="expandable_segments")
-    ).files["train.sh"]
+    assert (
+        "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+        in rendered(job_of(allocator="expandable_segments")).files["train.sh"]
+    )
     assert "ALLOC_CONF" not in rendered(job_of()).files["train.sh"]
 
 
@@ -139,7 +139,7 @@ def test_further_settings_are_taken_unless_the_job_says_them() -> None:
     [
         ({"stack": "transformers"}, "stack: got transformers; .* nearest: trl"),
         ({"task": "grpo"}, "task: got grpo"),
-        ({"trained": ["lm_head"]}, "trained: .* is read back as null"),
+        ({"trained": ["layers.3"]}, "trained: .* is read back as null"),
         ({"optimizer": "muon"}, "optimizer: got muon"),
         ({"trl_version": "0.24"}, "trl_version: got 0.24"),
         ({"max_tokens_per_batch": 4096}, "data.max_tokens_per_batch"),
@@ -173,35 +173,26 @@ def test_a_hostile_path_stays_a_path(name: str, tmp_path: Path) -> None:
     (model / "config.json").write_text(json.dumps(bundled_config("llama-3.2-1b")))
     data = model / "train.jsonl"
     data.write_text('{"text": "a b c"}\n')
-    job = read({"model": str(model), "stack": "trl", "id": name, "data": {"path": str(data)}, "hardware": {"gpu": "h200"}})
+    job = read(
+        {"model": str(model), "stack": "trl", "id": name, "data": {"path": str(data)}, "hardware": {"gpu": "h200"}}
+    )
     out = tmp_path / "out"
     found = rendered(job, "slurm", out=out)
     said = values(found, "sft.yaml")
     assert (said["model_name_or_path"], said["datasets"]) == (str(model), [{"path": "json", "data_files": str(data)}])
     for script in ("train.sh", "resume.sh", "job.sbatch"):
-        done = subprocess.run(["bash", script], cwd=out, env={"PATH": "/usr/bin:/bin"}, capture_output=True, check=False)
+        done = subprocess.run(
+            ["bash", script], cwd=out, env={"PATH": "/usr/bin:/bin"}, capture_output=True, check=False
+        )
         assert done.returncode
     assert not list(tmp_path.rglob("pwned"))
     assert set(found.name) <= set("abcdefghijklmnopqrstuvwxyz0123456789-")
-
-
-@pytest.mark.parametrize("text", ["ssh:", "slurm:x", "ssh:-oProxyCommand=x", "nowhere", "ssh:a b", ""])
-def test_engines_that_there_are_not(text: str) -> None:
-    with pytest.raises(UsageError, match="--on"):
-        engine_of(text)
 
 
 @pytest.mark.parametrize("option", [{"partition": "a\n#SBATCH --uid=0"}, {"partition": "$(id)"}, {"wrap": "x"}])
 def test_options_of_an_engine_are_its_own(option: dict[str, str]) -> None:
     with pytest.raises(UsageError, match="--option"):
         rendered(job_of(), "slurm", options=option)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "told"), [(1, "0-00:01:00"), (3600, "0-01:00:00"), (3601, "0-01:01:00"), (90_061, "1-01:02:00")]
-)
-def test_slurms_time(seconds: float, told: str) -> None:
-    assert slurm.slurm_time(seconds) == told
 
 
 def test_slurms_order() -> None:
@@ -264,3 +255,99 @@ def test_a_plan_as_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert f"per_device_train_batch_size: {settings['micro_batch']}\n" in told["files"]["sft.yaml"]
     (tmp_path / "plan.json").write_text(json.dumps({**plan, "best": None}))
     assert main(["launch", str(tmp_path / "plan.json"), "--on", "slurm", "--dry-run"]) == DoesNotFit.exit_code
+
+
+@pytest.mark.parametrize("stack", ["llama-factory", "axolotl"])
+@pytest.mark.parametrize("method", ["lora", "qlora"])
+@pytest.mark.parametrize(
+    "cards", [{}, {"gpus": 2}, {"gpus": 8, "data": "zero3"}, {"gpus": 8, "nodes": 2, "data": "zero2"}]
+)
+def test_other_trainers_are_told_the_job(stack: str, method: str, cards: dict[str, Any]) -> None:
+    """Launching reads it back; what nobody said is as the trainer does, and is told."""
+    parallel = {"data": cards.get("data", "ddp")}
+    how = {"gpus": cards.get("gpus", 1), "nodes": cards.get("nodes", 1), "parallel": parallel, "rank": 8}
+    found = rendered(job_of(stack=stack, method=method, **how))
+    (note,) = found.notes
+    assert note.startswith(f"as {stack} does: ") and "data.pad_to_multiple_of" in note
+    assert found.files == rendered(job_of(stack=stack, method=method, **how)).files
+    pins = found.files["requirements.txt"].splitlines()
+    assert any(line.startswith(stack.replace("-", "")) for line in pins)
+
+
+def test_what_a_trainer_cannot_do_is_refused() -> None:
+    with pytest.raises(Unsupported, match="norms, embedding and head are trained in float32"):
+        rendered(job_of(stack="axolotl", method="full"))
+    with pytest.raises(TunecastError, match="allocator"):
+        rendered(job_of(stack="axolotl", method="lora", allocator="native"))
+
+
+ROWS = {
+    "messages": {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]},
+    "conversations": {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]},
+    "prompt": {"prompt": "a", "completion": "b"},
+    "instruction": {"instruction": "a", "input": "", "output": "b"},
+}
+
+
+@pytest.mark.parametrize(
+    ("row", "columns", "kind"),
+    [
+        ("messages", {"messages": "messages"}, "chat_template"),
+        ("conversations", {"messages": "conversations"}, "chat_template"),
+        ("prompt", {"prompt": "prompt", "response": "completion"}, None),
+        ("instruction", {"prompt": "instruction", "query": "input", "response": "output"}, None),
+    ],
+)
+def test_columns_are_those_of_the_data(row: str, columns: dict[str, str], kind: str | None, tmp_path: Path) -> None:
+    data = tmp_path / "train.jsonl"
+    data.write_text(json.dumps(ROWS[row]) + "\n")
+    given = {"method": "lora", "data": {"path": str(data)}}
+    told = json.loads(rendered(job_of(stack="llama-factory", **given)).files["dataset_info.json"])["train"]
+    assert (told["file_name"], told["columns"]) == (str(data), columns)
+    (said,) = values(rendered(job_of(stack="axolotl", **given)), "axolotl.yaml")["datasets"]
+    assert said["path"] == str(data)
+    assert said["type"] == kind if kind else said["type"]["field_instruction"] == columns["prompt"]
+
+
+OWN = {
+    "trl": "model_name_or_path: meta-llama/Llama-3.2-1B\nuse_peft: true\nmax_length: 512\ndataset_name: a/b\n",
+    "llama-factory": (
+        "model_name_or_path: meta-llama/Llama-3.2-1B\nstage: sft\nfinetuning_type: lora\ndataset: a\ncutoff_len: 512\n"
+    ),
+    "axolotl": "base_model: meta-llama/Llama-3.2-1B\nadapter: lora\nlora_r: 8\nlora_alpha: 16\nsequence_len: 512\n"
+    "lora_target_linear: true\ndatasets: [{path: a/b, type: alpaca}]\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("framework", "told"),
+    [
+        ("trl", "-m trl.scripts.sft --config {} --per_device_train_batch_size 1"),
+        ("llama-factory", "llamafactory-cli train {} per_device_train_batch_size=1"),
+        ("axolotl", "-m axolotl.cli.train {} --micro_batch_size=1"),
+    ],
+)
+def test_a_file_of_ones_own_is_started_as_it_is(framework: str, told: str, tmp_path: Path) -> None:
+    file = tmp_path / "my train; file.yaml"
+    file.write_text(OWN[framework])
+    found = launch(str(file), {"hardware.gpu": "h200", "hardware.gpus": 1, "micro_batch": 1}, on="local", dry_run=True)
+    assert isinstance(found, Rendering) and found.framework == framework
+    script = found.files["train.sh"]
+    assert told.format(shlex.quote(str(file))) in script and f"cd {shlex.quote(str(tmp_path))}\n" in script
+    assert file.read_text() == OWN[framework] and [path.name for path in tmp_path.iterdir()] == [file.name]
+    with pytest.raises(Unsupported, match=r"is not told lora\.adapter_dtype"):
+        launch(
+            str(file),
+            {"hardware.gpu": "h200", "hardware.gpus": 1, "lora.adapter_dtype": "bfloat16"},
+            on="local",
+            dry_run=True,
+        )
+
+
+def test_how_cards_share_a_file_of_ones_own(tmp_path: Path) -> None:
+    file = tmp_path / "sft.yaml"
+    file.write_text(OWN["trl"])
+    fields = {"hardware.gpu": "h200", "hardware.gpus": 4, "parallel.data": "fsdp"}
+    found = launch(str(file), fields, on="slurm", dry_run=True)
+    assert isinstance(found, Rendering)
+    assert "--num_processes 4 --mixed_precision bf16 --use_fsdp --fsdp_version 2" in found.files["train.sh"]

@@ -15,9 +15,10 @@ from tunecast.report.lists.launch import launched_text, rendering_text
 
 USAGE = "tunecast launch JOB --on ENGINE [options]"
 DESCRIPTION = """\
-Starts a job on an engine. The training program is not tunecast's: it is TRL's own, started by accelerate, with the
-settings of the prediction and no others, and the releases that were predicted. What was rendered is read back first, and
-refused where it would train another job.
+Starts a job on an engine. The training program is not tunecast's: a file you train with is started as it is, other
+values going on its command line; a job is rendered for TRL, Axolotl or LLaMA-Factory (--stack), with the settings of
+the prediction and no others and the releases that were predicted. What was rendered is read back first, and refused
+where it would train another job.
 
 --dry-run shows every file and command, and starts nothing; --out writes the files. A job without data (--data-path) is
 shown with a placeholder, and not started. Tokens and keys stay in the environment and with the engine."""
@@ -26,17 +27,22 @@ examples:
   tunecast launch llama-3.1-8b --method lora --stack trl --gpu h100 --on slurm --dry-run
   tunecast launch job.yaml --data-path train.jsonl --on slurm --option partition=gpu --option gres=gpu:h100:8
   tunecast plan job.yaml --json > plan.json && tunecast launch plan.json --on slurm
-  tunecast launch job.yaml --on local --with learning_rate=2e-4        a setting that moves no memory
+  tunecast launch axolotl.yml --gpu h100 --gpus 1 --micro-batch 2 --on local    a file you train with, as it is
+  tunecast launch job.yaml --on local --with learning_rate=2e-4          a setting that moves no memory
   tunecast jobs; tunecast logs ID; tunecast cancel ID
 """
-SHORT = (*COMMON, "--data-path", "--on", "--dry-run", "--out", "--option", "--with", "--cpu", "--again", "--json", "--set",
-         "--help-all")  # fmt: skip
+SHORT = (
+    *(*COMMON, "--data-path", "--on", "--dry-run", "--out", "--option", "--with", "--cpu", "--again", "--json"),
+    *("--set", "--help-all"),
+)
 """Flags that --help shows."""
 
 
 def parser() -> Parser:
     made = Parser("launch", USAGE, DESCRIPTION, EPILOG, SHORT)
-    made.add_argument("source", metavar="JOB", help="a job file, a plan as `plan --json` wrote it, or a model")
+    made.add_argument(
+        "source", metavar="JOB", help="the file you train with, a job file, what `plan --json` wrote, or a model"
+    )
     made.add_argument("--on", metavar="ENGINE", required=True, help="local or slurm")
     made.add_argument("--dry-run", action="store_true", help="show every file and command, and start nothing")
     made.add_argument("--out", metavar="DIR", help="write the files there")

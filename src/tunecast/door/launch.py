@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
 from tunecast.door.predict import predict
-from tunecast.door.read import Source, read_on_card
+from tunecast.door.read import Source, dotted, read_on_card
 from tunecast.errors import DoesNotFit, UsageError
 from tunecast.job.job import Job
-from tunecast.job.model import resolve_model
 from tunecast.job.mapping import check_overrides, job_from_dict, with_overrides
+from tunecast.job.model import resolve_model
 from tunecast.job.readers.bounds import MOST_FILE_BYTES, bounded_text
 from tunecast.job.readers.json import parsed
+from tunecast.job.recipes import find_recipe
 from tunecast.job.stacks import SFT_STACK
 from tunecast.job.writer import write_file
 from tunecast.launching import ledger
 from tunecast.launching.engines import Engine, engine_of, rendering_of
-from tunecast.launching.ledger import Entry
-from tunecast.launching.programs import as_framework, program_of
-from tunecast.launching.rendering import Order, Rendering
+from tunecast.launching.ledger import LedgerEntry
+from tunecast.launching.programs import as_framework, program_of, program_of_file
+from tunecast.launching.rendering import Order, Rendering, TrainingProgram
 from tunecast.planning.choice import Choice, Plan
 from tunecast.prediction.outside.needs import machine_ram_bytes
 from tunecast.prediction.prediction import Prediction
@@ -98,9 +99,19 @@ def launch(
     where the prediction does not fit its cards.
     """
     engine = engine_of(on)
-    job, notes = job_of(source, overrides)
+    own = own_file(source)
+    job, notes = (read_on_card(own, overrides), ()) if own is not None else job_of(source, overrides)
     rehearsed = cpu if cpu is not None else engine.name == "local" and not dry_run and not has_cards()
-    order = order_of(job, engine, cpu=rehearsed, extra=extra or {})
+    if own is not None:
+        changes = dotted(overrides)
+        require_here(engine, extra)
+        order = order_of(job, lambda: program_of_file(own, job, changes, bool(cpu)), cpu=bool(cpu))
+        rehearsed = False
+    else:
+        further = extra or {}
+        order = order_of(
+            job, lambda: program_of(job, elsewhere=engine.elsewhere, cpu=rehearsed, extra=further), cpu=rehearsed
+        )
     rendering = rendering_of(order, engine, options or {})
     if rehearsed:
         notes = (*notes, "rendered for CPUs, as a rehearsal: nothing of the prediction holds there")
@@ -131,11 +142,17 @@ def _planned(source: Source | Plan | Choice) -> Source:
         if source.job is None:
             raise UsageError("got the plan of a script; allowed: that of a job. To fix: launch the script's own file")
         return source.job
-    if isinstance(source, (str, os.PathLike)) and Path(source).suffix.lower() == ".json" and Path(source).is_file():
-        content = parsed(bounded_text(Path(source), MOST_FILE_BYTES), str(source))
-        if isinstance(content, Mapping) and content.get("schema") == PLAN_SCHEMA:
-            return _job_of_plan(content, str(source))
+    if isinstance(source, (str, os.PathLike)) and (content := _plan_in(Path(source))):
+        return _job_of_plan(content, str(source))
     return source
+
+
+def _plan_in(path: Path) -> Mapping[str, Any] | None:
+    """What a file of `tunecast plan --json` holds; None where it is none."""
+    if path.suffix.lower() != ".json" or not path.is_file():
+        return None
+    content = parsed(bounded_text(path, MOST_FILE_BYTES), str(path))
+    return content if isinstance(content, Mapping) and content.get("schema") == PLAN_SCHEMA else None
 
 
 def _job_of_plan(content: Mapping[str, Any], file: str) -> Job:
@@ -152,9 +169,29 @@ def _job_of_plan(content: Mapping[str, Any], file: str) -> Job:
     return job_from_dict(with_overrides(job, changes))
 
 
-def order_of(job: Job, engine: Engine, *, cpu: bool, extra: Mapping[str, object]) -> Order:
+def own_file(source: Source | Plan | Choice) -> Path | None:
+    """The file somebody trains with, where that is what was given: it is started as it is."""
+    if not isinstance(source, (str, os.PathLike)):
+        return None
+    path = Path(source)
+    if path.name == "config.json" or not path.is_file() or _plan_in(path):
+        return None
+    return path if find_recipe(path) is not None else None
+
+
+def require_here(engine: Engine, extra: Mapping[str, object] | None) -> None:
+    if engine.elsewhere:
+        raise UsageError(
+            "a training file of your own is started where it lies: --on local or slurm, or copy it there", field="on"
+        )
+    if extra:
+        raise UsageError("--with: your own file has settings of its own. To fix: write it there", field="extra")
+
+
+def order_of(job: Job, render: Callable[[], TrainingProgram], *, cpu: bool) -> Order:
+    """`render` is asked for once the prediction has said what is wrong with the job itself."""
     found = predict(job)
-    program = program_of(job, elsewhere=engine.elsewhere, cpu=cpu, extra=extra)
+    program = render()
     if not (found.fits or cpu):
         raise DoesNotFit(
             f"{job.model} does not fit {job.hardware.gpus} x {job.hardware.gpu}. To fix: tunecast fit, or tunecast plan"
@@ -174,8 +211,8 @@ def order_of(job: Job, engine: Engine, *, cpu: bool, extra: Mapping[str, object]
 
 
 def ram_of(job: Job, found: Prediction) -> int | None:
-    """Of a machine: what it holds while it loads and saves or while it trains, and the checkpoints it begins from, which
-    are read through the page cache: a control group counts that too."""
+    """Of a machine: what it holds while it loads and saves or while it trains, and the checkpoints it begins from:
+    they are read through the page cache, which a control group counts too."""
     host = None if found.utilization is None else found.utilization.host
     known = (machine_ram_bytes(job, resolve_model(job.model)), None if host is None else host.ram_bytes)
     held = max((each for each in known if each is not None), default=None)
@@ -208,7 +245,8 @@ def submit(rendering: Rendering, engine: Engine, *, again: bool) -> Launched:
     same = [each for each in ledger.entries() if each.digest == digest and state_of(each) in ledger.ACTIVE]
     if same and not again:
         raise UsageError(
-            f"the same is {state_of(same[-1])} already, as {same[-1].id}. To fix: --again starts it once more", field="again"
+            f"the same is {state_of(same[-1])} already, as {same[-1].id}. To fix: --again starts it once more",
+            field="again",
         )
     entry = ledger.reserve(rendering, datetime.now(UTC).isoformat(timespec="seconds"))
     for name, text in rendering.files.items():
@@ -217,13 +255,13 @@ def submit(rendering: Rendering, engine: Engine, *, again: bool) -> Launched:
     return _launched(entry, rendering.notes)
 
 
-def _launched(entry: Entry, notes: tuple[str, ...] = ()) -> Launched:
+def _launched(entry: LedgerEntry, notes: tuple[str, ...] = ()) -> Launched:
     return Launched(
         entry.id, entry.engine, entry.framework, state_of(entry), entry.number, entry.folder, entry.submitted, notes
     )
 
 
-def state_of(entry: Entry) -> str:
+def state_of(entry: LedgerEntry) -> str:
     state = cast(str, engine_of(entry.engine).module.state(entry))
     return "cancelled" if entry.cancelled and state in ("failed", "ended", "not started") else state
 

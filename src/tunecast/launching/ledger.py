@@ -26,7 +26,7 @@ ACTIVE = ("queued", "running", "not started")
 
 
 @dataclass(frozen=True)
-class Entry:
+class LedgerEntry:
     """One launch, as its folder tells it."""
 
     id: str
@@ -70,7 +70,7 @@ def digest_of(rendering: Rendering) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def reserve(rendering: Rendering, submitted: str) -> Entry:
+def reserve(rendering: Rendering, submitted: str) -> LedgerEntry:
     """A new launch, written down before anything is started. Whoever makes its folder has its name."""
     for count in range(1, 10_000):
         name = rendering.name if count == 1 else f"{rendering.name}-{count}"
@@ -81,30 +81,32 @@ def reserve(rendering: Rendering, submitted: str) -> Entry:
             continue
         except OSError as error:
             raise NotResolved(f"{place} could not be made: {error.strerror}") from None
-        entry = Entry(name, place, rendering.engine, rendering.framework, digest_of(rendering), submitted)
+        entry = LedgerEntry(name, place, rendering.engine, rendering.framework, digest_of(rendering), submitted)
         keep(entry)
         return entry
     raise NotResolved(f"{folder()}: 10,000 launches of one name")
 
 
-def keep(entry: Entry) -> None:
-    values = {name: getattr(entry, name) for name in ("engine", "framework", "digest", "submitted", "number", "cancelled")}
+def keep(entry: LedgerEntry) -> None:
+    values = {
+        name: getattr(entry, name) for name in ("engine", "framework", "digest", "submitted", "number", "cancelled")
+    }
     write_file(entry.folder / RECORD, json.dumps({"schema": "tunecast.launched/1", **values}, indent=1) + "\n")
 
 
-def with_number(entry: Entry, number: str) -> Entry:
+def with_number(entry: LedgerEntry, number: str) -> LedgerEntry:
     made = replace(entry, number=number)
     keep(made)
     return made
 
 
-def as_cancelled(entry: Entry) -> Entry:
+def as_cancelled(entry: LedgerEntry) -> LedgerEntry:
     made = replace(entry, cancelled=True)
     keep(made)
     return made
 
 
-def entries() -> Iterator[Entry]:
+def entries() -> Iterator[LedgerEntry]:
     """Every launch, the oldest first. A folder without a record was never started from."""
     found = [made for place in _folders() if (made := _entry(place)) is not None]
     yield from sorted(found, key=lambda each: (each.submitted, each.id))
@@ -117,16 +119,16 @@ def _folders() -> list[Path]:
         return []
 
 
-def _entry(place: Path) -> Entry | None:
+def _entry(place: Path) -> LedgerEntry | None:
     try:
         values: Any = json.loads(bounded_text(place / RECORD, MOST_BYTES))
         texts = {name: str(values[name]) for name in ("engine", "framework", "digest", "submitted", "number")}
-        return Entry(place.name, place, **texts, cancelled=bool(values["cancelled"]))
+        return LedgerEntry(place.name, place, **texts, cancelled=bool(values["cancelled"]))
     except (NotResolved, ValueError, KeyError, TypeError):
         return None
 
 
-def entry_of(name: str) -> Entry:
+def entry_of(name: str) -> LedgerEntry:
     """By its id. Raises `UsageError` with what there is."""
     known = {each.id: each for each in entries()}
     if name not in known:

@@ -1,4 +1,4 @@
-"""What a training is installed from: the releases that were predicted, as a requirements file and a container recipe."""
+"""What a training is installed from: the releases that were predicted, as requirements and as a container recipe."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tunecast.job.optimizers import optimizer_of
 from tunecast.job.releases import RELEASES, minor, stated
 from tunecast.job.shardings import sharding_of
 from tunecast.job.stacks import stack_of
-from tunecast.launching.rendering import REQUIREMENTS, Program
+from tunecast.launching.rendering import REQUIREMENTS, TrainingProgram
 
 FLASH = {"flash_attention_2": "flash-attn", "flash_attention_3": "flash-attn-3", "xformers": "xformers"}
 """Packages of attention's kernels."""
@@ -44,7 +44,7 @@ def unpinned_of(job: Job) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*attention, *kernels, *((optimizer,) if optimizer else ()))))
 
 
-def requirements_text(program: Program) -> str:
+def requirements_text(program: TrainingProgram) -> str:
     """For `pip install -r`."""
     lines = ["# The releases that were predicted."]
     lines += [f"{package}=={release}" for package, release in sorted(program.releases.items())]
@@ -54,7 +54,7 @@ def requirements_text(program: Program) -> str:
     return "\n".join([*lines, ""])
 
 
-def container_text(program: Program) -> str:
+def container_text(program: TrainingProgram) -> str:
     """For `podman build` or `docker build`. torch's wheels bring CUDA's libraries; the driver is the machine's."""
     torch = program.releases.get("torch", RELEASES["torch"].newest)
     if minor(torch) < OLDEST_TORCH:

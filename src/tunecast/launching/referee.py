@@ -1,7 +1,7 @@
 """What was rendered, read back: the reader of the trainer's files has to find the job that was predicted.
 
-The reader (job/recipes) knows the frameworks' keys and defaults by their own sources, and was written for other people's
-files. So a setting that a renderer forgot, misspelt or cannot say is found before anything is started.
+The reader (job/recipes) knows the frameworks' keys and defaults by their own sources, and was written for other
+people's files. So a setting that a renderer forgot, misspelt or cannot say is found before anything is started.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class TrainingRead(NamedTuple):
     """Fields that its files do not say: the framework decides them."""
 
 
-class Difference(NamedTuple):
+class Disagreement(NamedTuple):
     field: str
     wanted: object
     read: object
@@ -53,19 +53,19 @@ class Difference(NamedTuple):
         return f"{self.field}: {shown(self.wanted)} is read back as {shown(self.read)}"
 
 
-def require_same(job: Job, framework: str, files: Mapping[str, str]) -> None:
-    """Raises `Unsupported` with every field that the files say otherwise, or not at all."""
-    found = differences(job, read_back(job, files).job)
+def require_same(job: Job, framework: str, files: Mapping[str, str], *, all_of_it: bool = True) -> None:
+    """Raises `Unsupported` with every field that the files say otherwise, or not at all; and, where `all_of_it`, with
+    keys that no field tells."""
+    found = differences(job, read_back(job, files, all_of_it=all_of_it).job)
     if found:
-        told = "; ".join(map(str, found))
+        told, other = "; ".join(map(str, found)), ", or launch your own training file" if all_of_it else ""
         raise Unsupported(
-            f"the job cannot be said in {framework}'s own words: {told}. To fix: change these fields, or launch your own "
-            "training file",
+            f"the job cannot be said in {framework}'s own words: {told}. To fix: change these fields{other}",
             field=found[0].field,
         )
 
 
-def read_back(job: Job, files: Mapping[str, str]) -> TrainingRead:
+def read_back(job: Job, files: Mapping[str, str], *, all_of_it: bool = True) -> TrainingRead:
     """The job that the rendered training is, on the card of the one that was rendered."""
     with tempfile.TemporaryDirectory() as folder:
         for name, text in files.items():
@@ -74,22 +74,22 @@ def read_back(job: Job, files: Mapping[str, str]) -> TrainingRead:
         recipe = find_recipe(script)
         if recipe is None:
             raise Unsupported(f"the rendered {SCRIPT} is not read back as a training")
-        if recipe.not_understood:
+        if recipe.not_understood and all_of_it:
             told = "; ".join(comment(f"{each.key}: {each.why}") for each in recipe.not_understood)
             raise Unsupported(f"what was rendered says more than the job: {told}")
         return TrainingRead(read_job(str(script), {"hardware.gpu": job.hardware.gpu}), frozenset(recipe.assumed))
 
 
-def differences(wanted: Job, read: Job) -> list[Difference]:
+def differences(wanted: Job, read: Job) -> list[Disagreement]:
     """Of the settings that count, those that are not the same, with what stack and model decide filled in."""
     model, other = resolve_model(wanted.model), resolve_model(read.model)
     mine = replace(fill_in_of(wanted, model), data=wanted.data).flat()
     theirs = replace(fill_in_of(read, other), data=read.data).flat()
-    found = [] if model.raw == other.raw else [Difference("model", wanted.model, read.model)]
+    found = [] if model.raw == other.raw else [Disagreement("model", wanted.model, read.model)]
     return [
         *found,
         *(
-            Difference(name, mine[name], theirs[name])
+            Disagreement(name, mine[name], theirs[name])
             for name in counting(wanted)
             if _comparable(name, mine[name]) != _comparable(name, theirs[name])
         ),

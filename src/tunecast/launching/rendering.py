@@ -1,6 +1,6 @@
 """What a launch is made of: a training program, and the files and commands with which an engine runs it.
 
-    job ──► Program (programs/) ──► Rendering (engines/) ──► written (--out), shown (--dry-run), or submitted
+    job ──► TrainingProgram (programs/) ──► Rendering (engines/) ──► written (--out), shown (--dry-run), or submitted
             the trainer's files      and the engine's
 
 All of it is text that follows from the job, the engine and the releases that the prediction is of: the same job gives
@@ -38,7 +38,7 @@ DATA = Placeholder("data.path", "PLACEHOLDER_data.path")
 
 
 @dataclass(frozen=True)
-class Program:
+class TrainingProgram:
     """One training of a framework: its own files, and the command that starts it on each machine."""
 
     framework: str
@@ -52,7 +52,9 @@ class Program:
     """Packages it needs of which no release is followed."""
     placeholders: tuple[Placeholder, ...] = ()
     carried: Mapping[str, str] = field(default_factory=dict)
-    """What of the user's it reads, for engines that have to take it along: the path here, by the one beside its files."""
+    """What it reads of the user's, for engines that have to take it along: the path here, by that beside its files."""
+    folder: str = ""
+    """Where it is started; '': where its files are."""
     resumes: Command = ()
     """Words after which a checkpoint is named; none: it finds its own."""
 
@@ -64,7 +66,7 @@ class Order:
     name: str
     """Letters, digits and dashes: every engine takes it for a name."""
     job: Job
-    program: Program
+    program: TrainingProgram
     expected_s: float | None
     """The whole run, as predicted; None where the job does not say how much there is to train on."""
     limit_s: float | None

@@ -94,9 +94,10 @@ def shell_word(word: str) -> str:
     return f'"{word}"' if VARIABLE.fullmatch(word) else shlex.quote(word)
 
 
-def shell_script(command: Command, environment: Mapping[str, str], heading: Sequence[str]) -> str:
-    """Run from anywhere, it works in its own folder; its process becomes the training's, so that signals reach it."""
+def shell_script(command: Command, environment: Mapping[str, str], heading: Sequence[str], folder: str = "") -> str:
+    """Run from anywhere, it works in `folder`, or in its own; its process becomes the training's, so that signals reach
+    it."""
     lines = ["#!/usr/bin/env bash", *(f"# {comment(line)}" for line in heading), "set -euo pipefail"]
-    lines.append('cd "$(dirname "${BASH_SOURCE[0]}")"')
+    lines.append(f"cd {shlex.quote(folder)}" if folder else 'cd "$(dirname "${BASH_SOURCE[0]}")"')
     lines += [f"export {name}={shell_word(value)}" for name, value in environment.items()]
     return "\n".join([*lines, f'exec {shell_words(command)} "$@"', ""])

@@ -328,8 +328,8 @@ class Plan(Result):
 
     schema: ClassVar[str] = "tunecast.plan/1"
     KEYS: ClassVar[tuple[str, ...]] = (
-        *("schema", "id", "job", "as_of", "best", "picks", "pareto", "choices", "beside", "dearer", "savings", "refused"),
-        *("ruled_out", "searched", "limits", "prices", "asked", "notes", "assumptions", "warnings"),
+        *("schema", "id", "job", "as_of", "best", "picks", "pareto", "choices", "beside", "dearer", "savings"),
+        *("refused", "ruled_out", "searched", "limits", "prices", "asked", "notes", "assumptions", "warnings"),
     )
     FROM: ClassVar[Mapping[str, str]] = {"best": "best_name", "job": "written_job"}
 

@@ -1,4 +1,7 @@
 """Where a training runs, one file each: rendering is pure, submitting thin.
+
+local.py  This machine: a process of its own session, which goes on when the terminal is closed
+slurm.py  Slurm: a batch script with its order, submitted by sbatch
 """
 
 from __future__ import annotations
@@ -61,7 +64,9 @@ def rendering_of(order: Order, engine: Engine, options: Mapping[str, str]) -> Re
             known = ", ".join(engine.module.OPTIONS) or "none"
             raise UsageError(f"--option: {engine.name} has no {name[:80]!r}; allowed: {known}", field="option")
         if not OPTION_VALUE.fullmatch(value):
-            raise UsageError(f"--option {name}: got {value[:80]!r}; allowed: letters, digits and .,:=@%/+*[]_-", field="option")
+            raise UsageError(
+                f"--option {name}: got {value[:80]!r}; allowed: letters, digits and .,:=@%/+*[]_-", field="option"
+            )
     engines_own: tuple[Mapping[str, str], tuple[Command, ...], tuple[str, ...]]
     engines_own = engine.module.render(order, options, engine.host)
     files, commands, notes = engines_own

@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-from tunecast.launching.ledger import LOG, PID, STATUS, Entry
+from tunecast.launching.ledger import LOG, PID, STATUS, LedgerEntry
 from tunecast.launching.rendering import SCRIPT, Command, Order
 
 ELSEWHERE = False
@@ -24,7 +24,7 @@ def render(
     return {}, (("bash", "-c", START),), ()
 
 
-def submit(entry: Entry, commands: tuple[Command, ...], environment: Mapping[str, str]) -> str:
+def submit(entry: LedgerEntry, commands: tuple[Command, ...], environment: Mapping[str, str]) -> str:
     """The process that was started, which leads its session."""
     started = subprocess.Popen(
         commands[-1],
@@ -38,7 +38,7 @@ def submit(entry: Entry, commands: tuple[Command, ...], environment: Mapping[str
     return str(started.pid)
 
 
-def state(entry: Entry) -> str:
+def state(entry: LedgerEntry) -> str:
     if entry.status is not None:
         return "done" if entry.status == 0 else "failed"
     process = entry.process
@@ -55,11 +55,11 @@ def _is_ours(process: int, folder: Path) -> bool:
         return False
 
 
-def log_command(entry: Entry, *, follow: bool) -> Command:
+def log_command(entry: LedgerEntry, *, follow: bool) -> Command:
     return ("tail", "-n", "+1", *(("--follow=name", "--retry") if follow else ()), str(entry.folder / LOG))
 
 
-def cancel(entry: Entry) -> None:
+def cancel(entry: LedgerEntry) -> None:
     """All of its session: trainings start processes of their own."""
     process = entry.process
     if process is not None and _is_ours(process, entry.folder):

@@ -1,7 +1,7 @@
 """Slurm: a batch script with its order, submitted by sbatch.
 
-Options: sbatch(1). A job that runs into its time limit is queued again where it saved a checkpoint meanwhile, and goes on
-from it; one that did not would not come further the next time either.
+Options: sbatch(1). A job that runs into its time limit is queued again where it saved a checkpoint meanwhile, and goes
+on from it; one that did not would not come further the next time either.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from math import ceil
 
 from tunecast.errors import NotResolved
-from tunecast.launching.ledger import JOB, LOG, STATUS, Entry
+from tunecast.launching.ledger import JOB, LOG, STATUS, LedgerEntry
 from tunecast.launching.rendering import OUTPUT, RESUME, Command, Order
 from tunecast.units import MIB
 
@@ -102,14 +102,14 @@ def slurm_time(seconds: float) -> str:
     return f"{days}-{rest // 60:02d}:{rest % 60:02d}:00"
 
 
-def submit(entry: Entry, commands: tuple[Command, ...], environment: Mapping[str, str]) -> str:
+def submit(entry: LedgerEntry, commands: tuple[Command, ...], environment: Mapping[str, str]) -> str:
     """The job's number. It is named after the launch, so that one that was killed in between is found again."""
     *words, script = commands[-1]
     told = _run((*words, f"--job-name={entry.id}", script), entry, environment)
     return told.strip().partition(";")[0]
 
 
-def _run(command: Command, entry: Entry, environment: Mapping[str, str] | None = None) -> str:
+def _run(command: Command, entry: LedgerEntry, environment: Mapping[str, str] | None = None) -> str:
     """What it printed. Raises `NotResolved` with what it said of a failure."""
     try:
         done = subprocess.run(
@@ -123,7 +123,7 @@ def _run(command: Command, entry: Entry, environment: Mapping[str, str] | None =
     return done.stdout
 
 
-def number_of(entry: Entry) -> str | None:
+def number_of(entry: LedgerEntry) -> str | None:
     """As sbatch said, as the job itself wrote it, or by its name."""
     if entry.number or entry.written(JOB):
         return entry.number or entry.written(JOB)
@@ -131,7 +131,7 @@ def number_of(entry: Entry) -> str | None:
     return found[-1] if found else None
 
 
-def state(entry: Entry) -> str:
+def state(entry: LedgerEntry) -> str:
     number = number_of(entry)
     if number is None:
         return "not started"
@@ -144,7 +144,7 @@ def state(entry: Entry) -> str:
     return "ended"
 
 
-def _squeue(entry: Entry, number: str) -> str:
+def _squeue(entry: LedgerEntry, number: str) -> str:
     """Nothing of a job that it has forgotten."""
     try:
         return _run(("squeue", "--noheader", "--states=all", f"--jobs={number}", "--format=%T"), entry)
@@ -154,11 +154,11 @@ def _squeue(entry: Entry, number: str) -> str:
         raise
 
 
-def log_command(entry: Entry, *, follow: bool) -> Command:
+def log_command(entry: LedgerEntry, *, follow: bool) -> Command:
     return ("tail", "-n", "+1", *(("--follow=name", "--retry") if follow else ()), str(entry.folder / LOG))
 
 
-def cancel(entry: Entry) -> None:
+def cancel(entry: LedgerEntry) -> None:
     number = number_of(entry)
     if number is not None:
         _run(("scancel", number), entry)

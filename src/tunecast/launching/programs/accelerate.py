@@ -102,9 +102,7 @@ def fsdp_section(job: Job) -> dict[str, Any]:
 
 def mesh_section(job: Job) -> dict[str, int]:
     """accelerate/parallelism_config.py, `ParallelismConfig`."""
-    shards, copies = shards_and_copies(
-        sharding_of(job), job.hardware.gpus, job.hardware.nodes, job.parallel.replicate
-    )
+    shards, copies = shards_and_copies(sharding_of(job), job.hardware.gpus, job.hardware.nodes, job.parallel.replicate)
     return {"parallelism_config_dp_replicate_size": copies, "parallelism_config_dp_shard_size": shards}
 
 
@@ -120,7 +118,7 @@ def zero_defaults(job: Job) -> dict[str, Any]:
     """What nobody said of ZeRO, as in the file that the stack's users start from, by field."""
     sharding = sharding_of(job)
     own = stack_of(job).deepspeed.get(sharding.zero_stage, {}) if sharding.is_zero else {}
-    values = dict.fromkeys(AUTO, "auto") if own.get("auto") else {}
+    values: dict[str, Any] = dict.fromkeys(AUTO, "auto") if own.get("auto") else {}
     values |= {field: value for field, value in own.items() if field in ZERO_KEYS}
     return {f"parallel.{field}": value for field, value in values.items() if getattr(job.parallel, field) is None}
 
@@ -153,15 +151,18 @@ def deepspeed_text(job: Job) -> str:
     if sharding.cuts_weights:
         zero["offload_param"] = {"device": devices["offload_param_device"]}
         zero["stage3_gather_16bit_weights_on_model_save"] = True
-    return json.dumps(
-        {
-            "bf16": {"enabled": "auto"},
-            "fp16": {"enabled": "auto"},
-            "zero_optimization": zero,
-            "gradient_accumulation_steps": "auto",
-            "gradient_clipping": "auto",
-            "train_batch_size": "auto",
-            "train_micro_batch_size_per_gpu": "auto",
-        },
-        indent=2,
-    ) + "\n"
+    return (
+        json.dumps(
+            {
+                "bf16": {"enabled": "auto"},
+                "fp16": {"enabled": "auto"},
+                "zero_optimization": zero,
+                "gradient_accumulation_steps": "auto",
+                "gradient_clipping": "auto",
+                "train_batch_size": "auto",
+                "train_micro_batch_size_per_gpu": "auto",
+            },
+            indent=2,
+        )
+        + "\n"
+    )

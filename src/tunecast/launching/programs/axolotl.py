@@ -29,7 +29,7 @@ from tunecast.launching.programs.accelerate import (
 )
 from tunecast.launching.programs.columns import Columns, columns_of
 from tunecast.launching.programs.settings import Machines, Places, environment_of, whole
-from tunecast.launching.rendering import OUTPUT, Program
+from tunecast.launching.rendering import OUTPUT, TrainingProgram
 from tunecast.launching.texts import yaml_text
 
 NAME = "axolotl"
@@ -57,7 +57,7 @@ def releases(job: Job) -> dict[str, str]:
     return dict(INSTALLABLE)
 
 
-def program(job: Job, machines: Machines, places: Places, extra: Mapping[str, object]) -> Program:
+def program(job: Job, machines: Machines, places: Places, extra: Mapping[str, object]) -> TrainingProgram:
     if job.task not in TASKS:
         raise Unsupported.at("task", f"got {job.task}; rendered for Axolotl are {', '.join(TASKS)}")
     if machines.cpu:
@@ -65,7 +65,7 @@ def program(job: Job, machines: Machines, places: Places, extra: Mapping[str, ob
     files = {TRAINING: yaml_text({**settings(job, places), **extra}), CONFIG: plain_text(job, machines)}
     if sharding_of(job).is_zero:
         files[DEEPSPEED] = deepspeed_text(job)
-    return Program(
+    return TrainingProgram(
         NAME,
         launch_command(machines, "-m", "axolotl.cli.train", TRAINING),
         files,
@@ -155,7 +155,7 @@ def steps(job: Job) -> dict[str, Any]:
     if job.optimizer not in OF_TRANSFORMERS:
         raise Unsupported.at("optimizer", f"got {job.optimizer}; rendered for Axolotl are transformers' own")
     length = {"max_steps": job.run.max_steps} if job.run.max_steps else {"num_epochs": whole(job.data.epochs)}
-    values = {
+    values: dict[str, Any] = {
         "micro_batch_size": job.micro_batch,
         "gradient_accumulation_steps": job.grad_accum,
         **length,
@@ -184,7 +184,9 @@ def between_steps(job: Job) -> dict[str, Any]:
     if job.data.held_back is not None:
         values["val_set_size"] = whole(job.data.held_back)
     elif run.eval_strategy != "no":
-        raise UsageError.at("data.held_back", "evaluations need data: say how much of data.path is held back, such as 0.05")
+        raise UsageError.at(
+            "data.held_back", "evaluations need data: say how much of data.path is held back, such as 0.05"
+        )
     if run.eval_strategy != "no":
         rhythm = {"eval_steps": run.eval_steps or 500} if run.eval_strategy == "steps" else {"eval_strategy": "epoch"}
         values |= {**rhythm, "eval_batch_size": run.eval_batch}

@@ -44,7 +44,9 @@ def columns_of(path: str | None) -> Columns:
         return Columns(format, {**prompt, "chosen": "chosen", "rejected": "rejected"})
     if format == "text":
         return Columns(format, {"text": next(name for name, value in row.items() if isinstance(value, str))})
-    raise UsageError.at("data.path", f"got rows with the columns {', '.join(map(str, list(row)[:8]))}, which are not known")
+    raise UsageError.at(
+        "data.path", f"got rows with the columns {', '.join(map(str, list(row)[:8]))}, which are not known"
+    )
 
 
 def _first_row(path: str) -> Mapping[str, Any]:

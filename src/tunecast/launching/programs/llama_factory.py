@@ -21,9 +21,17 @@ from tunecast.job.shardings import sharding_of
 from tunecast.launching.pins import releases_of, unpinned_of
 from tunecast.launching.programs.accelerate import DEEPSPEED, accelerate_files, deepspeed_text, launch_command
 from tunecast.launching.programs.columns import columns_of
-from tunecast.launching.programs.settings import MASTER_ADDR, MASTER_PORT, NODE_RANK, Machines, Places, environment_of, whole
+from tunecast.launching.programs.settings import (
+    MASTER_ADDR,
+    MASTER_PORT,
+    NODE_RANK,
+    Machines,
+    Places,
+    environment_of,
+    whole,
+)
 from tunecast.launching.programs.trainer import training_arguments
-from tunecast.launching.rendering import DATA, Command, Program
+from tunecast.launching.rendering import DATA, Command, TrainingProgram
 from tunecast.launching.texts import yaml_text
 
 NAME = "llama-factory"
@@ -41,7 +49,7 @@ def releases(job: Job) -> dict[str, str]:
     return dict(INSTALLABLE)
 
 
-def program(job: Job, machines: Machines, places: Places, extra: Mapping[str, object]) -> Program:
+def program(job: Job, machines: Machines, places: Places, extra: Mapping[str, object]) -> TrainingProgram:
     if job.task not in STAGES:
         raise Unsupported.at("task", f"got {job.task}; rendered for LLaMA-Factory are {', '.join(STAGES)}")
     if machines.cpu:
@@ -59,7 +67,7 @@ def program(job: Job, machines: Machines, places: Places, extra: Mapping[str, ob
         environment, command = environment_of(job), launch_command(machines, "-m", "llamafactory.launcher", CONFIG)
     pinned = {**releases_of(job, RELEASE), "accelerate": ACCELERATE}
     pinned["llamafactory"] = pinned.pop(NAME)
-    return Program(
+    return TrainingProgram(
         NAME, command, files, environment, pinned, unpinned_of(job), places.placeholders, places.carried
     )
 
@@ -138,7 +146,9 @@ def rows(job: Job) -> dict[str, Any]:
     if job.data.held_back is not None:
         values["val_size"] = whole(job.data.held_back)
     elif job.run.eval_strategy != "no":
-        raise UsageError.at("data.held_back", "evaluations need data: say how much of data.path is held back, such as 0.05")
+        raise UsageError.at(
+            "data.held_back", "evaluations need data: say how much of data.path is held back, such as 0.05"
+        )
     return values
 
 
@@ -173,7 +183,8 @@ def data_set(job: Job, places: Places) -> dict[str, Any]:
         return {**said, "columns": {"prompt": columns.names["text"]}}
     if columns.format == "text":
         raise UsageError.at(
-            "data.path", "rows of text alone are task pretrain's with LLaMA-Factory; sft wants a prompt and an answer, or chats"
+            "data.path",
+            "rows of text alone are task pretrain's with LLaMA-Factory; sft wants a prompt and an answer, or chats",
         )
     return {**said, "columns": dict(columns.names)}
 

@@ -86,7 +86,7 @@ def machines_of(job: Job, *, cpu: bool = False) -> Machines:
 
 
 def environment_of(job: Job) -> dict[str, str]:
-    """A training that sees one card takes one: the Trainer would spread over all it sees. What a scheduler chose stays."""
+    """A training on one card is shown one: the Trainer spreads over all it sees. What a scheduler chose stays."""
     allocator = ALLOCATOR if job.allocator == "expandable_segments" else {}
     return {**({ONE_CARD[0]: ONE_CARD[1]} if job.hardware.cards == 1 else {}), **allocator}
 

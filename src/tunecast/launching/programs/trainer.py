@@ -9,7 +9,7 @@ from typing import Any
 
 from tunecast.errors import Unsupported
 from tunecast.job.job import Job
-from tunecast.job.optimizers import OF_TRANSFORMERS
+from tunecast.job.optimizers import DEFAULT_OPTIMIZER, OF_TRANSFORMERS
 from tunecast.job.releases import RELEASES, minor
 from tunecast.launching.programs.settings import liger_config, whole
 from tunecast.launching.rendering import OUTPUT
@@ -35,7 +35,8 @@ def _batches(job: Job) -> dict[str, Any]:
 def _memory(job: Job) -> dict[str, Any]:
     if job.optimizer not in OF_TRANSFORMERS:
         raise Unsupported.at(
-            "optimizer", f"got {job.optimizer}, for which transformers' Trainer has no name; nearest: adamw_torch_fused"
+            "optimizer",
+            f"got {job.optimizer}, for which transformers' Trainer has no name; nearest: {DEFAULT_OPTIMIZER}",
         )
     values: dict[str, Any] = {
         "optim": job.optimizer,

@@ -1,8 +1,8 @@
 """TRL's own scripts, started by accelerate: `accelerate launch -m trl.scripts.sft --config sft.yaml`.
 
-Keys: trl/scripts/sft.py, whose arguments are `SFTConfig`, `ModelConfig` and `DatasetMixtureConfig` (trl/scripts/utils.py,
-`DatasetConfig`: handed to `datasets.load_dataset`); of other tasks trl/trainer/dpo_config.py, `DPOConfig`,
-trl/trainer/kto_config.py, `KTOConfig`, and trl/trainer/reward_config.py, `RewardConfig`.
+Keys: trl/scripts/sft.py, whose arguments are `SFTConfig`, `ModelConfig` and `DatasetMixtureConfig`;
+trl/scripts/utils.py, `DatasetConfig`, handed to `datasets.load_dataset`; of other tasks trl/trainer/dpo_config.py,
+`DPOConfig`; trl/trainer/kto_config.py, `KTOConfig`; trl/trainer/reward_config.py, `RewardConfig`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tunecast.launching.pins import releases_of, unpinned_of
 from tunecast.launching.programs.accelerate import accelerate_files, launch_command, on_cpu
 from tunecast.launching.programs.settings import Machines, Places, environment_of, whole
 from tunecast.launching.programs.trainer import training_arguments
-from tunecast.launching.rendering import DATA, Program
+from tunecast.launching.rendering import DATA, TrainingProgram
 from tunecast.launching.texts import yaml_text
 
 NAME = "trl"
@@ -30,7 +30,7 @@ BUILDERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".txt": "text", ".
 """The `datasets` library's builder of a file, by its ending (datasets/packaged_modules/__init__.py)."""
 
 
-def program(job: Job, machines: Machines, places: Places, extra: Mapping[str, object]) -> Program:
+def program(job: Job, machines: Machines, places: Places, extra: Mapping[str, object]) -> TrainingProgram:
     """`extra`: further keys of the trainer's, which say nothing that the job says."""
     require_rendered(job)
     config = f"{job.task}.yaml"
@@ -41,7 +41,7 @@ def program(job: Job, machines: Machines, places: Places, extra: Mapping[str, ob
     if machines.cpu:
         files = {config: yaml_text({**values, "use_cpu": True}, heading(places))}
         command, environment = on_cpu(machines, *script), {"ACCELERATE_USE_CPU": "true"}
-    return Program(
+    return TrainingProgram(
         NAME,
         command,
         files,
@@ -50,7 +50,7 @@ def program(job: Job, machines: Machines, places: Places, extra: Mapping[str, ob
         unpinned_of(job),
         places.placeholders,
         places.carried,
-        ("--resume_from_checkpoint",),
+        resumes=("--resume_from_checkpoint",),
     )
 
 
@@ -102,9 +102,7 @@ def adapters(job: Job) -> dict[str, Any]:
     }
     if job.task == "reward":
         values["lora_task_type"] = "SEQ_CLS"
-    return values | {
-        key: True for key, on in (("use_rslora", lora.rslora), ("use_dora", lora.dora)) if on
-    }
+    return values | {key: True for key, on in (("use_rslora", lora.rslora), ("use_dora", lora.dora)) if on}
 
 
 def quantization(job: Job) -> dict[str, Any]:

@@ -35,7 +35,10 @@ def launched_text(launched: Result) -> str:
 
 
 def jobs_text(found: Result) -> str:
-    rows = [(each["id"], each["state"], each["engine"], each["number"], each["submitted"]) for each in found.to_dict()["jobs"]]
+    rows = [
+        (each["id"], each["state"], each["engine"], each["number"], each["submitted"])
+        for each in found.to_dict()["jobs"]
+    ]
     if not rows:
         return "Nothing was launched from this machine.\n"
     lines = columns([("id", "state", "on", "number", "submitted"), *rows], (0, 1, 2, 3, 4))
