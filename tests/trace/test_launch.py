@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import sys
 import time
 from importlib.metadata import version
@@ -12,13 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny_training import job_of, make
 
 from tunecast.door.launch import Launched, cancel, jobs, launch, log_command
 from tunecast.door.predict import predict
-from tunecast.door.read import read
 from tunecast.door.trace import trace
 from tunecast.errors import UsageError
-from tunecast.job.job import Job
 
 pytest.importorskip("trl")
 pytest.importorskip("tokenizers")
@@ -26,33 +24,10 @@ if int(version("transformers").partition(".")[0]) < 5:
     pytest.skip("what is rendered is for TRL from 1.0 on", allow_module_level=True)
 pytestmark = pytest.mark.slow
 
-RELEASES = {f"{name}_version": version(name) for name in ("torch", "transformers", "peft", "trl")}
-WORDS = 254
-
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Llama of two layers, its tokenizer, and rows longer than they are cut to."""
-    import torch
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-
-    folder = tmp_path_factory.mktemp("launch")
-    vocabulary = {"<eos>": 0, "<unk>": 1, **{f"w{number}": number + 2 for number in range(WORDS)}}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", unk_token="<unk>", pad_token="<eos>")
-    fast.save_pretrained(folder / "model")
-    config = LlamaConfig(
-        vocab_size=256, hidden_size=64, intermediate_size=160, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=256, tie_word_embeddings=False, dtype="bfloat16",
-        bos_token_id=0, eos_token_id=0, pad_token_id=0,
-    )  # fmt: skip
-    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder / "model")
-    words = random.Random(0)
-    rows = [{"text": " ".join(f"w{words.randrange(WORDS)}" for _ in range(100))} for _ in range(64)]
-    (folder / "train.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
-    return folder
+    return make(tmp_path_factory.mktemp("launch"))
 
 
 @pytest.fixture(autouse=True)
@@ -61,14 +36,6 @@ def own_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("PATH", os.path.dirname(sys.executable), prepend=os.pathsep)
-
-
-def job_of(made: Path, **fields: Any) -> Job:
-    given = {
-        "stack": "trl", "gpu": "h100-sxm-80gb", "seq_len": 64, "micro_batch": 2, "max_steps": 6,
-        "data_path": str(made / "train.jsonl"), **RELEASES, **fields,
-    }  # fmt: skip
-    return read(str(made / "model"), None, **given)
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ def parser() -> Parser:
     made.add_argument(
         "source", metavar="JOB", help="the file you train with, a job file, what `plan --json` wrote, or a model"
     )
-    made.add_argument("--on", metavar="ENGINE", required=True, help="local or slurm")
+    made.add_argument("--on", metavar="ENGINE", required=True, help="local, slurm or ssh:HOST")
     made.add_argument("--dry-run", action="store_true", help="show every file and command, and start nothing")
     made.add_argument("--out", metavar="DIR", help="write the files there")
     made.add_argument(

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, cast
 
 from tunecast.door.predict import predict
 from tunecast.door.read import Source, dotted, read_on_card
-from tunecast.errors import DoesNotFit, UsageError
+from tunecast.errors import DoesNotFit, NotResolved, TunecastError, UsageError
 from tunecast.job.job import Job
 from tunecast.job.mapping import check_overrides, job_from_dict, with_overrides
 from tunecast.job.model import resolve_model
@@ -52,7 +52,8 @@ class Launched(Result):
     engine: str
     framework: str
     state: str
-    """queued, running, done, failed, cancelled, not started, or ended: it is over, and nobody knows how."""
+    """queued, running, done, failed, cancelled, not started; ended: it is over, and nobody knows how; unknown: its
+    engine does not answer."""
     number: str
     """What the engine calls it."""
     folder: Path
@@ -88,7 +89,7 @@ def launch(
 ) -> Rendering | Launched:
     """The files and commands that run a job, where `dry_run`; else they are run, and what was started comes back.
 
-    on       local, slurm
+    on       local, slurm, or ssh:HOST
     out      a folder that gets the files too
     again    also where the same is running already
     cpu      without cards, as a rehearsal; None: locally, where this machine has none
@@ -119,7 +120,7 @@ def launch(
     if out is not None:
         for name, text in rendering.files.items():
             write_file(Path(out) / name, text, flag="--out", folder_too=True)
-    return rendering if dry_run else submit(rendering, engine, again=again)
+    return rendering if dry_run else submit(rendering, order, engine, options or {}, again=again)
 
 
 def job_of(source: Source | Plan | Choice, overrides: Mapping[str, object] | None) -> tuple[Job, tuple[str, ...]]:
@@ -202,8 +203,8 @@ def order_of(job: Job, render: Callable[[], TrainingProgram], *, cpu: bool) -> O
         name_of(job),
         job,
         program,
-        None if time is None else time.total_s,
-        None if time is None or time.total_range_s is None else time.total_range_s[1],
+        None if time is None or cpu else time.total_s,
+        None if time is None or cpu or time.total_range_s is None else time.total_range_s[1],
         1 if host is None else host.cpu_cores,
         ram_of(job, found),
         None if outside is None else outside.disk.peak_bytes,
@@ -234,7 +235,8 @@ def has_cards() -> bool:
         return False
 
 
-def submit(rendering: Rendering, engine: Engine, *, again: bool) -> Launched:
+def submit(rendering: Rendering, order: Order, engine: Engine, options: Mapping[str, str], *, again: bool) -> Launched:
+    """What is started is named after its launch, so that its engine knows it by that name."""
     for placeholder in rendering.placeholders:
         raise UsageError.at(
             placeholder.field, "a job without it is shown by --dry-run, and not started. To fix: --data-path FILE"
@@ -249,9 +251,15 @@ def submit(rendering: Rendering, engine: Engine, *, again: bool) -> Launched:
             field="again",
         )
     entry = ledger.reserve(rendering, datetime.now(UTC).isoformat(timespec="seconds"))
-    for name, text in rendering.files.items():
-        write_file(entry.folder / name, text, folder_too=True)
-    entry = ledger.with_number(entry, engine.module.submit(entry, rendering.commands, dict(os.environ)))
+    named = rendering_of(replace(order, name=entry.id), engine, options)
+    try:
+        for name, text in named.files.items():
+            write_file(entry.folder / name, text, folder_too=True)
+        number = engine.module.submit(entry, named.commands, dict(os.environ))
+    except TunecastError:
+        ledger.drop(entry)
+        raise
+    entry = ledger.with_number(entry, number)
     return _launched(entry, rendering.notes)
 
 
@@ -262,7 +270,10 @@ def _launched(entry: LedgerEntry, notes: tuple[str, ...] = ()) -> Launched:
 
 
 def state_of(entry: LedgerEntry) -> str:
-    state = cast(str, engine_of(entry.engine).module.state(entry))
+    try:
+        state = cast(str, engine_of(entry.engine).module.state(entry))
+    except NotResolved:
+        return "unknown"
     return "cancelled" if entry.cancelled and state in ("failed", "ended", "not started") else state
 
 
@@ -279,7 +290,7 @@ def log_command(name: str, *, follow: bool = False) -> tuple[str, ...]:
 def cancel(name: str) -> Launched:
     """Stop a job; one that is over stays as it is."""
     entry = ledger.entry_of(name)
-    if state_of(entry) in ledger.ACTIVE:
-        entry = ledger.as_cancelled(entry)
+    if state_of(entry) in (*ledger.ACTIVE, "unknown"):
         engine_of(entry.engine).module.cancel(entry)
+        entry = ledger.as_cancelled(entry)
     return _launched(entry)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,8 @@ from tunecast.records import dataclass, replace
 RECORD, LOG, PID, JOB, STATUS = "launch.json", "train.log", "process", "job_id", "exit_status"
 """Files in a launch's folder: what is known of it, what it printed, and what the job itself writes down."""
 MOST_BYTES = 1 << 20
-ACTIVE = ("queued", "running", "not started")
-"""States of what may still train."""
+ACTIVE = ("queued", "running")
+"""States of what trains, or will."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,11 @@ def keep(entry: LedgerEntry) -> None:
         name: getattr(entry, name) for name in ("engine", "framework", "digest", "submitted", "number", "cancelled")
     }
     write_file(entry.folder / RECORD, json.dumps({"schema": "tunecast.launched/1", **values}, indent=1) + "\n")
+
+
+def drop(entry: LedgerEntry) -> None:
+    """Of a launch that its engine refused: nothing was started, and nothing is left."""
+    shutil.rmtree(entry.folder, ignore_errors=True)
 
 
 def with_number(entry: LedgerEntry, number: str) -> LedgerEntry:

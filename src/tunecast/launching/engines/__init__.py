@@ -2,6 +2,8 @@
 
 local.py  This machine: a process of its own session, which goes on when the terminal is closed
 slurm.py  Slurm: a batch script with its order, submitted by sbatch
+ssh.py    A plain machine, by ssh: files are copied into tunecast/NAME of the user's folder there, and started in a
+          session of their own, which goes on when the connection is lost
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from tunecast.launching.programs import files_of
 from tunecast.launching.rendering import Command, Order, Rendering
 from tunecast.records import NamedTuple
 
-ENGINES: Mapping[str, str] = {"local": "local", "slurm": "slurm"}
+ENGINES: Mapping[str, str] = {"local": "local", "slurm": "slurm", "ssh": "ssh"}
 """What `--on` names, by the file here that does it."""
 WITH_HOST = ("ssh",)
 HOST = re.compile(r"(?:[A-Za-z_][A-Za-z0-9_.-]*@)?[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?")

@@ -41,7 +41,7 @@ def render(
             f"any card: a cluster has its own names for cards. To fix: --option gres=gpu:NAME:{order.job.hardware.gpus}"
         )
     if order.limit_s is None and "time" not in options:
-        notes.append("no time limit: the job does not say how much there is to train on")
+        notes.append("no time limit: how long it takes is not predicted. To fix: --option time=6:00:00")
     test = ("sbatch", "--test-only", BATCH)
     return {BATCH: batch_text(order, options)}, (test, ("sbatch", "--parsable", BATCH)), tuple(notes)
 
@@ -104,9 +104,7 @@ def slurm_time(seconds: float) -> str:
 
 def submit(entry: LedgerEntry, commands: tuple[Command, ...], environment: Mapping[str, str]) -> str:
     """The job's number. It is named after the launch, so that one that was killed in between is found again."""
-    *words, script = commands[-1]
-    told = _run((*words, f"--job-name={entry.id}", script), entry, environment)
-    return told.strip().partition(";")[0]
+    return _run(commands[-1], entry, environment).strip().partition(";")[0]
 
 
 def _run(command: Command, entry: LedgerEntry, environment: Mapping[str, str] | None = None) -> str:

@@ -45,7 +45,16 @@ def launch_command(machines: Machines, *program: str) -> Command:
 def on_cpu(machines: Machines, *program: str) -> Command:
     """By torchrun: accelerate starts several processes without cards by mpirun alone (accelerate/commands/launch.py,
     `launch_command`)."""
-    return ("torchrun", "--nproc-per-node", str(machines.gpus), *program)
+    several = (
+        *("--nnodes", str(machines.nodes), "--node-rank", NODE_RANK),
+        *("--master-addr", MASTER_ADDR, "--master-port", MASTER_PORT),
+    )
+    return (
+        "torchrun",
+        *(several if machines.nodes > 1 else ()),
+        *("--nproc-per-node", str(machines.gpus)),
+        *program,
+    )
 
 
 def accelerate_files(job: Job, machines: Machines) -> dict[str, str]:
