@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from tunecast.door.launch import cancel as cancel
     from tunecast.door.launch import jobs as jobs
     from tunecast.door.launch import launch as launch
+    from tunecast.door.launch import logs as logs
     from tunecast.door.offers import offers as offers
     from tunecast.door.plan import plan as plan
     from tunecast.door.predict import predict as predict
@@ -67,7 +68,7 @@ _PLACES = {
     "door.explain_oom": ("explain_oom",),
     "door.fit": ("fit",),
     "door.largest": ("largest",),
-    "door.launch": ("Launched", "LaunchedJobs", "cancel", "jobs", "launch"),
+    "door.launch": ("Launched", "LaunchedJobs", "cancel", "jobs", "launch", "logs"),
     "door.offers": ("offers",),
     "door.plan": ("plan",),
     "door.predict": ("predict",),

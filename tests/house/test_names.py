@@ -32,7 +32,7 @@ from tunecast.job.foreign import MEANINGS, called
 PUBLIC = {
     "Choice", "Comparison", "DoesNotFit", "Fit", "Job", "Largest", "Memory", "NotResolved", "Offers",
     "OomExplanation", "OverBudget", "Plan", "Prediction", "ScriptTrace", "TrainingData", "TunecastError",
-    "Unsupported", "UsageError", "__version__", "cancel", "compare", "data", "jobs", "launch", "Launched",
+    "Unsupported", "UsageError", "__version__", "cancel", "compare", "data", "jobs", "launch", "logs", "Launched",
     "LaunchedJobs", "Rendering",
     "explain_oom", "fit", "gpus", "largest", "models", "nodes", "offers", "plan", "predict",
     "read", "read_jobs", "recipe", "trace",

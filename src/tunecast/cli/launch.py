@@ -9,7 +9,7 @@ from tunecast.cli.arguments import Parser, add_json_flag
 from tunecast.cli.read import values_from
 from tunecast.door.launch import launch
 from tunecast.errors import UsageError
-from tunecast.job.flags import COMMON, add_job_flags, overrides_from
+from tunecast.job.flags import add_job_flags, overrides_from
 from tunecast.launching.rendering import Rendering
 from tunecast.report.lists.launch import launched_text, rendering_text
 
@@ -32,8 +32,8 @@ examples:
   tunecast jobs; tunecast logs ID; tunecast cancel ID
 """
 SHORT = (
-    *(*COMMON, "--data-path", "--on", "--dry-run", "--out", "--option", "--with", "--cpu", "--again", "--json"),
-    *("--set", "--help-all"),
+    *("--on", "--dry-run", "--out", "--option", "--with", "--cpu", "--again", "--json", "--data-path", "--stack"),
+    *("--method", "--rank", "--seq-len", "--micro-batch", "--grad-accum", "--gpu", "--gpus", "--set", "--help-all"),
 )
 """Flags that --help shows."""
 

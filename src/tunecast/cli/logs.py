@@ -6,8 +6,7 @@ import subprocess
 from collections.abc import Sequence
 
 from tunecast.cli.arguments import Parser
-from tunecast.door.launch import log_command
-from tunecast.errors import NotResolved
+from tunecast.door.launch import log_command, logs
 
 USAGE = "tunecast logs ID [--follow]"
 DESCRIPTION = "All that a job printed so far, as its engine keeps it."
@@ -27,7 +26,7 @@ def parser() -> Parser:
 
 def run(argv: Sequence[str]) -> int:
     arguments = parser().read(argv)
-    done = subprocess.run(log_command(arguments.id, follow=arguments.follow), stderr=subprocess.PIPE, text=True)
-    if done.returncode:
-        raise NotResolved(f"{arguments.id}: there is no log yet ({' '.join(done.stderr.split())[:200]})", field="id")
+    if arguments.follow:
+        return subprocess.run(log_command(arguments.id, follow=True)).returncode
+    print(logs(arguments.id), end="", flush=True)
     return 0

@@ -56,7 +56,7 @@ COMMANDS: Mapping[str, Command] = {
         "tunecast trace --gpu a100-sxm-80gb -- train.py --epochs 3",
     ),
     "launch": Command(
-        "start a job or a plan on Slurm or on this machine, or show every file and command it takes",
+        "start a job, a plan or your own training file: here, on Slurm or by ssh; or show every file and command",
         "tunecast launch llama-3.1-8b --method lora --stack trl --gpu h100 --on slurm --dry-run",
     ),
     "jobs": Command("what was launched from this machine, and how it stands", "tunecast jobs"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -31,7 +32,7 @@ from tunecast.prediction.prediction import Prediction
 from tunecast.records import dataclass, replace
 from tunecast.result import Result
 
-__all__ = ["Launched", "LaunchedJobs", "cancel", "jobs", "launch", "log_command"]
+__all__ = ["Launched", "LaunchedJobs", "cancel", "jobs", "launch", "log_command", "logs"]
 
 PLAN_SCHEMA = Plan.schema
 CARDS = "/dev"
@@ -285,6 +286,14 @@ def log_command(name: str, *, follow: bool = False) -> tuple[str, ...]:
     """What shows all that a job printed."""
     entry = ledger.entry_of(name)
     return tuple(engine_of(entry.engine).module.log_command(entry, follow=follow))
+
+
+def logs(name: str) -> str:
+    """All that a job printed so far."""
+    done = subprocess.run(log_command(name), capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL)
+    if done.returncode:
+        raise NotResolved(f"{name}: there is no log yet ({' '.join(done.stderr.split())[:200]})", field="id")
+    return done.stdout
 
 
 def cancel(name: str) -> Launched:

@@ -70,7 +70,9 @@ cd "$SLURM_SUBMIT_DIR"
 echo "$SLURM_JOB_ID" >{JOB}
 rm -f {STATUS}
 touch attempt
-MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+# The address by which Slurm itself reaches the first node.
+first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+MASTER_ADDR=$(scontrol show node "$first" | sed -n 's/.*NodeAddr=\\([^ ]*\\).*/\\1/p')
 MASTER_PORT=$((10000 + SLURM_JOB_ID % 50000))
 export MASTER_ADDR MASTER_PORT
 
