@@ -124,11 +124,12 @@ def _run(command: Command, entry: LedgerEntry, environment: Mapping[str, str] | 
 
 
 def number_of(entry: LedgerEntry) -> str | None:
-    """As sbatch said, as the job itself wrote it, or by its name."""
+    """As sbatch said, as the job itself wrote it, or by its name and the folder it was submitted in."""
     if entry.number or entry.written(JOB):
         return entry.number or entry.written(JOB)
-    found = _run(("squeue", "--noheader", "--states=all", f"--name={entry.id}", "--format=%A"), entry).split()
-    return found[-1] if found else None
+    rows = _run(("squeue", "--noheader", "--states=all", f"--name={entry.id}", "--format=%A %Z"), entry).splitlines()
+    found = [number for number, _, folder in (row.partition(" ") for row in rows) if folder == str(entry.folder)]
+    return max(found, key=int, default=None)
 
 
 def state(entry: LedgerEntry) -> str:
