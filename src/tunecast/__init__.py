@@ -26,6 +26,12 @@ if TYPE_CHECKING:
     from tunecast.door.explain_oom import explain_oom as explain_oom
     from tunecast.door.fit import fit as fit
     from tunecast.door.largest import largest as largest
+    from tunecast.door.launch import Launched as Launched
+    from tunecast.door.launch import LaunchedJobs as LaunchedJobs
+    from tunecast.door.launch import cancel as cancel
+    from tunecast.door.launch import jobs as jobs
+    from tunecast.door.launch import launch as launch
+    from tunecast.door.launch import logs as logs
     from tunecast.door.offers import offers as offers
     from tunecast.door.plan import plan as plan
     from tunecast.door.predict import predict as predict
@@ -41,6 +47,7 @@ if TYPE_CHECKING:
     from tunecast.errors import UsageError as UsageError
     from tunecast.job.job import Job as Job
     from tunecast.job.readers import read_jobs as read_jobs
+    from tunecast.launching.rendering import Rendering as Rendering
     from tunecast.market.listed import Offers as Offers
     from tunecast.planning.choice import Choice as Choice
     from tunecast.planning.choice import Plan as Plan
@@ -61,6 +68,7 @@ _PLACES = {
     "door.explain_oom": ("explain_oom",),
     "door.fit": ("fit",),
     "door.largest": ("largest",),
+    "door.launch": ("Launched", "LaunchedJobs", "cancel", "jobs", "launch", "logs"),
     "door.offers": ("offers",),
     "door.plan": ("plan",),
     "door.predict": ("predict",),
@@ -69,6 +77,7 @@ _PLACES = {
     "errors": ("DoesNotFit", "NotResolved", "OverBudget", "TunecastError", "Unsupported", "UsageError"),
     "job.job": ("Job",),
     "job.readers": ("read_jobs",),
+    "launching.rendering": ("Rendering",),
     "market.listed": ("Offers",),
     "planning.choice": ("Choice", "Plan"),
     "planning.comparison": ("Comparison",),

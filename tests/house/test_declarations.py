@@ -19,7 +19,10 @@ BEGINNINGS = {"zero", "paged_", "adamw", "adamw_torch", "galore", "apollo", "lio
 """Parts of names that tell a kind: asked for, they are as bad as the names."""
 NAMES = {*STACKS, *SHARDINGS, *OPTIMIZERS, *BEGINNINGS}
 DECLARATIONS = ("job/stacks.py", "job/shardings.py", "job/optimizers.py")
-PROGRAMS = ("tape/build/stacks/", "tape/build/tasks/", "tape/build/sharding/", "tape/build/optimizers/")
+PROGRAMS = (
+    *("tape/build/stacks/", "tape/build/tasks/", "tape/build/sharding/", "tape/build/optimizers/"),
+    "launching/programs/",
+)
 """What a declaration stands for, in code: each speaks of itself."""
 READERS = "job/recipes/"
 """What trainers' files say, in our words: it sets them, and asks for none."""

@@ -18,6 +18,7 @@ from tunecast.cli import (
     fit_script,
     gpus,
     largest,
+    launch,
     main,
     offers,
     plan,
@@ -31,7 +32,8 @@ from tunecast.job.foreign import MEANINGS, called
 PUBLIC = {
     "Choice", "Comparison", "DoesNotFit", "Fit", "Job", "Largest", "Memory", "NotResolved", "Offers",
     "OomExplanation", "OverBudget", "Plan", "Prediction", "ScriptTrace", "TrainingData", "TunecastError",
-    "Unsupported", "UsageError", "__version__", "compare", "data",
+    "Unsupported", "UsageError", "__version__", "cancel", "compare", "data", "jobs", "launch", "logs", "Launched",
+    "LaunchedJobs", "Rendering",
     "explain_oom", "fit", "gpus", "largest", "models", "nodes", "offers", "plan", "predict",
     "read", "read_jobs", "recipe", "trace",
 }  # fmt: skip
@@ -39,7 +41,8 @@ SCHEMAS = {
     tunecast.Prediction: "tunecast.prediction/1", tunecast.Plan: "tunecast.plan/1", tunecast.Fit: "tunecast.fit/1",
     tunecast.Comparison: "tunecast.compare/1", tunecast.Largest: "tunecast.largest/1",
     tunecast.OomExplanation: "tunecast.oom/1", tunecast.Offers: "tunecast.offers/1",
-    tunecast.TrainingData: "tunecast.data/1",
+    tunecast.TrainingData: "tunecast.data/1", tunecast.Rendering: "tunecast.launch/1",
+    tunecast.Launched: "tunecast.launched/1", tunecast.LaunchedJobs: "tunecast.jobs/1",
 }  # fmt: skip
 
 OUTPUT_AND_TRACING = {
@@ -106,7 +109,8 @@ def test_a_name_that_is_not_there() -> None:
 
 def test_public_names_survive_the_import_of_their_rooms() -> None:
     """A function called as its own package would be hidden by it."""
-    for room in ("errors", "job", "tape", "hardware", "prediction", "market", "planning", "report", "door", "cli"):
+    rooms = ("errors", "job", "tape", "hardware", "prediction", "market", "planning", "launching", "report", "door")
+    for room in (*rooms, "cli"):
         importlib.import_module(f"tunecast.{room}")
         assert room not in PUBLIC
 
@@ -114,7 +118,7 @@ def test_public_names_survive_the_import_of_their_rooms() -> None:
 def test_commands() -> None:
     named = {
         *("plan", "predict", "fit", "trace", "largest", "compare", "explain-oom", "data", "gpus", "offers"),
-        "completion",
+        *("launch", "jobs", "logs", "cancel", "completion"),
     }
     assert named <= set(main.COMMANDS)
 
@@ -189,6 +193,11 @@ def test_flags_of_a_script() -> None:
 def test_flags_of_fit() -> None:
     own = {"-h", "--help", "--json", "--allow", "--patch", "--write", "--no-calibration", "--short", "--details"}
     assert set(fit.parser()._option_string_actions) == JOB | HELP_ALL | own
+
+
+def test_flags_of_launch() -> None:
+    own = {"-h", "--help", "--json", "--on", "--dry-run", "--out", "--option", "--with", "--cpu", "--again"}
+    assert set(launch.parser()._option_string_actions) == JOB | HELP_ALL | own
 
 
 def test_flags_of_trace() -> None:

@@ -4,6 +4,7 @@ answers.py      How a command prints its answer: as JSON, in one line, or as tex
 arguments.py    parsers that take other trainers' names, and whose refusals name the nearest right thing
 asking.py       what commands share that ask an engine many times
 calibrate.py    `tunecast calibrate`: measure this machine's GPU, so that predictions for it use its own figures
+cancel.py       `tunecast cancel ID`: stop a launched job
 compare.py      `tunecast compare A B`: what differs between two jobs, and what each difference costs
 completion.py   `tunecast completion bash|zsh|fish`
 cores.py        many jobs on all cores
@@ -17,7 +18,11 @@ fit_script.py   `tunecast fit --gpu 4090 -- train.py`: the smallest changes to a
                 fits
 gpus.py         `tunecast gpus`: the GPUs that are known, with their figures and sources
 hints.py        what an unknown command or flag means here
+jobs.py         `tunecast jobs`: what was launched from this machine, and how it stands
 largest.py      `tunecast largest --gpu 4090`: the largest model, sequence or batch that fits
+launch.py       `tunecast launch JOB --on slurm`: a job, a plan or a trainer's file, started; `--dry-run` shows what
+                would be
+logs.py         `tunecast logs ID`: what a launched job printed
 main.py         which command, and what every ending looks like
 models.py       `tunecast models [TEXT...]`: the models that are bundled
 nodes.py        `tunecast nodes [TEXT...]`: machines, and the links inside and between them

@@ -55,6 +55,13 @@ COMMANDS: Mapping[str, Command] = {
         "the same of your own training script, line by line",
         "tunecast trace --gpu a100-sxm-80gb -- train.py --epochs 3",
     ),
+    "launch": Command(
+        "start a job, a plan or your own training file: here, on Slurm or by ssh; or show every file and command",
+        "tunecast launch llama-3.1-8b --method lora --stack trl --gpu h100 --on slurm --dry-run",
+    ),
+    "jobs": Command("what was launched from this machine, and how it stands", "tunecast jobs"),
+    "logs": Command("what a launched job printed", "tunecast logs ID --follow"),
+    "cancel": Command("stop a launched job", "tunecast cancel ID"),
     "largest": Command(
         "the longest sequence, the largest batch and the largest model that fit a card",
         "tunecast largest llama-3.1-8b --method qlora --gpu rtx-4090",

@@ -166,6 +166,8 @@ class Stack:
     """What it does depends on how much memory the card has."""
     layers_differ: bool = False
     """A few layers do not stand for all in a trace."""
+    rendered_by: str | None = None
+    """The file of launching/programs that writes its files and command; None: none does."""
     lends_weights: bool = False
     """vLLM generates with the weights that are trained, instead of a copy (`fast_inference`)."""
 
@@ -214,6 +216,7 @@ _AXOLOTL = Stack(
     offloads_activations=True,
     sees_images=True,
     preference_head="rows",  # axolotl 0.19.0 wants trl 1.9.0
+    rendered_by="axolotl",
 )
 _LLAMA_FACTORY = replace(
     _AXOLOTL,  # lists_linear: llamafactory/model/model_utils/misc.py, `find_all_linear_modules`
@@ -226,6 +229,7 @@ _LLAMA_FACTORY = replace(
     fuses_any_head=False,
     shards_layers_alone=False,
     offloads_activations=False,
+    rendered_by="llama_factory",
     preference_head="softmax",  # llamafactory/train/trainer_utils.py, `get_batch_logps` of 0.9.5
     adapts_itself=True,
     name="llama-factory",  # reentrant: llamafactory/hparams/model_args.py, `use_reentrant_gc`
@@ -259,6 +263,7 @@ _TRL = Stack(
     labelled_only=True,
     sees_images=True,
     runs_trl=True,
+    rendered_by="trl",
 )
 _TRANSFORMERS = replace(
     _TRL,
@@ -275,6 +280,7 @@ _TRANSFORMERS = replace(
     ends_texts=False,
     labelled_only=False,
     runs_trl=False,
+    rendered_by=None,
 )
 _MS_SWIFT = replace(
     _TRL,  # swift/trainers: its trainers are transformers' Seq2SeqTrainer and TRL's, with losses of its own
@@ -283,6 +289,7 @@ _MS_SWIFT = replace(
     tasks=tuple(task for task in TASKS if task != "prm"),
     follows=_TRAINER,
     title="ms-swift",
+    rendered_by=None,
     labelled_only=False,
     runs_trl=False,
     preference_head="rows",  # swift/rlhf_trainers/rlhf_mixin.py, `get_per_token_logps` of 4.6.0, with trl before 1.0

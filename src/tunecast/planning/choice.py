@@ -328,10 +328,10 @@ class Plan(Result):
 
     schema: ClassVar[str] = "tunecast.plan/1"
     KEYS: ClassVar[tuple[str, ...]] = (
-        *("schema", "id", "as_of", "best", "picks", "pareto", "choices", "beside", "dearer", "savings", "refused"),
-        *("ruled_out", "searched", "limits", "prices", "asked", "notes", "assumptions", "warnings"),
+        *("schema", "id", "job", "as_of", "best", "picks", "pareto", "choices", "beside", "dearer", "savings"),
+        *("refused", "ruled_out", "searched", "limits", "prices", "asked", "notes", "assumptions", "warnings"),
     )
-    FROM: ClassVar[Mapping[str, str]] = {"best": "best_name"}
+    FROM: ClassVar[Mapping[str, str]] = {"best": "best_name", "job": "written_job"}
 
     job: Job | None
     """As the user wrote it, with the data that was assumed where none was given; None of a script."""
@@ -371,6 +371,13 @@ class Plan(Result):
     @property
     def id(self) -> str | int | None:
         return None if self.job is None else self.job.id
+
+    @property
+    def written_job(self) -> dict[str, Any] | None:
+        """What the user said of the job, as a job's file has it; None of a script."""
+        if self.job is None:
+            return None
+        return nested({name: value for name, value in self.job.flat().items() if self.job.is_given(name)})
 
     @property
     def best(self) -> Choice | None:

@@ -5,6 +5,7 @@ compare.py     Two jobs side by side, for the terminal and for programs: memory,
 data.py        Training data, for the terminal: what it is, how long its samples are, what a job makes of them
 fit.py         What to change so that a job fits or takes less time, for the terminal and for programs
 largest.py     What fits a card at most, for the terminal and for programs
+launch.py      What a launch would run, what it started, and how it stands
 machines.py    Machines and links for the terminal and for programs: a line each, or all that is known of one
 offer_md.py    What compliance asks of one offer, as Markdown: whose it is, whose law reaches it, where the data are,
                who says so

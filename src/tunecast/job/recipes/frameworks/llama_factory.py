@@ -142,7 +142,9 @@ def use_without_training(document: Document) -> str | None:
 
 def invocation(words: Sequence[Word]) -> Invocation | None:
     program, command = PurePath(words[0]).name, ""
-    if program in ("llamafactory-cli", "lmf", "llamafactory.cli", "llamafactory.launcher"):
+    if program == "llamafactory.launcher" and len(words) > 1 and words[1].endswith((".yaml", ".yml", ".json")):
+        words = words[1:]  # as a module it trains, and is told no command
+    elif program in ("llamafactory-cli", "lmf", "llamafactory.cli", "llamafactory.launcher"):
         if len(words) < 2 or words[1] not in TRAINING:
             return None
         command, words = str(words[1]), words[2:]

@@ -24,7 +24,7 @@ from tunecast.job.releases import RELEASES
 
 NAME = "trl"
 RELEASE = RELEASES["trl"].newest
-DATA = ("dataset_name",)
+DATA = ("dataset_name", "datasets.*.path", "datasets.*.data_files")
 WORDS = huggingface_keys.WORDS
 DEFAULTS = {
     **huggingface_keys.TRL_ARGUMENTS,
@@ -85,6 +85,7 @@ ACCELERATE_CONFIGS: Mapping[str, Mapping[str, Any]] = {
 }
 """What --accelerate_config may name: trl/accelerate_configs. Each but the first starts 8 processes."""
 PROCESSES = 8
+MODULES = "trl.scripts."
 
 
 def recognises(document: Document) -> bool:
@@ -106,6 +107,7 @@ def read(draft: Draft, request: ReadRequest) -> None:
         huggingface.take_sft_config(draft, keys)
     else:
         huggingface_tasks.take_task_config(draft, keys)
+    draft.take("data.held_back", keys, "test_split_size")
     huggingface.take_allocator(draft, keys, "env")
     take_launcher(draft, keys, request)
 
@@ -170,6 +172,8 @@ def invocation(words: Sequence[str]) -> Invocation | None:
         words = words[1:]
     if len(words) > 1 and words[0] == "-m":
         words = [words[1].rpartition(".")[2] + ".py", *words[2:]]
+    if words and words[0].startswith(MODULES):  # a launcher with -m of its own leaves the module's name
+        words = [words[0].removeprefix(MODULES) + ".py", *words[1:]]
     if not words:
         return None
     program = PurePath(words[0])

@@ -64,7 +64,7 @@ def read_accelerate(draft: Draft, document: Document, request: ReadRequest) -> N
         draft.not_modelled(keys, "distributed_type", "accelerate's integration of Megatron-LM")
     elif kind == "multi_gpu":
         draft.put("parallel.data", "ddp", keys, "distributed_type")
-    take_mesh(draft, keys)
+    take_mesh(draft, keys, request)
     backend = keys.get("dynamo_backend", "dynamo_config.dynamo_backend", "dynamo_config.backend")
     if word(backend) not in ("", "no"):
         names = ("dynamo_backend", "dynamo_config.dynamo_backend", "dynamo_config.backend")
@@ -134,7 +134,7 @@ def take_deepspeed_plugin(draft: Draft, keys: Keys, request: ReadRequest) -> Non
                 draft.put("parallel.offload_device", device, keys, f"{within}.offload_{leaf}_device")
 
 
-def take_mesh(draft: Draft, keys: Keys) -> None:
+def take_mesh(draft: Draft, keys: Keys, request: ReadRequest) -> None:
     """accelerate/parallelism_config.py, `ParallelismConfig`: sizes of the dimensions of the mesh."""
     sizes = {}
     for leaf in ("dp_replicate", "dp_shard", "tp", "cp", "sp"):
@@ -153,7 +153,7 @@ def take_mesh(draft: Draft, keys: Keys) -> None:
         names = sizes["dp_replicate"][1]
         sharded = sizes.get("dp_shard", (1, ()))[0]
         draft.put("parallel.data", "ddp" if sharded == 1 else "hsdp", keys, *names)
-        if sharded not in (1, draft.fields.get("hardware.gpus")):
+        if sharded not in (1, draft.fields.get("hardware.gpus"), request.launch.gpus):
             draft.not_modelled(keys, _written(keys, names), "taken are shards inside a machine, copies across machines")
 
 

@@ -1,0 +1,32 @@
+"""`tunecast logs ID`: what a launched job printed."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Sequence
+
+from tunecast.cli.arguments import Parser
+from tunecast.door.launch import log_command, logs
+
+USAGE = "tunecast logs ID [--follow]"
+DESCRIPTION = "All that a job printed so far, as its engine keeps it."
+EPILOG = """\
+examples:
+  tunecast logs llama-3-1-8b-lora
+  tunecast logs llama-3-1-8b-lora --follow      until you interrupt it
+"""
+
+
+def parser() -> Parser:
+    made = Parser("logs", USAGE, DESCRIPTION, EPILOG)
+    made.add_argument("id", metavar="ID", help="as `tunecast jobs` lists it")
+    made.add_argument("--follow", action="store_true", help="and what comes")
+    return made
+
+
+def run(argv: Sequence[str]) -> int:
+    arguments = parser().read(argv)
+    if arguments.follow:
+        return subprocess.run(log_command(arguments.id, follow=True)).returncode
+    print(logs(arguments.id), end="", flush=True)
+    return 0

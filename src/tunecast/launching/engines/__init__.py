@@ -1,0 +1,84 @@
+"""Where a training runs, one file each: rendering is pure, submitting thin.
+
+local.py  This machine: a process of its own session, which goes on when the terminal is closed
+slurm.py  Slurm: a batch script with its order, submitted by sbatch
+ssh.py    A plain machine, by ssh: files are copied into tunecast/NAME of the user's folder there, and started in a
+          session of their own, which goes on when the connection is lost
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any
+
+from tunecast.errors import UsageError, nearest_hint
+from tunecast.launching.programs import files_of
+from tunecast.launching.rendering import Command, Order, Rendering
+from tunecast.records import NamedTuple
+
+ENGINES: Mapping[str, str] = {"local": "local", "slurm": "slurm", "ssh": "ssh"}
+"""What `--on` names, by the file here that does it."""
+WITH_HOST = ("ssh",)
+HOST = re.compile(r"(?:[A-Za-z_][A-Za-z0-9_.-]*@)?[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?")
+OPTION_VALUE = re.compile(r"[A-Za-z0-9_.,:=@%/+*\[\]-]*")
+"""What an engine's own options may hold: nothing that a shell or a comment line takes for more than text."""
+
+
+class Engine(NamedTuple):
+    """One that was named: `slurm`, or `ssh:gpu-box`."""
+
+    name: str
+    host: str
+    module: Any
+    """With `ELSEWHERE`, `OPTIONS` and `render`; those that start jobs here also `submit`, `state`, `log_command` and
+    `cancel`."""
+
+    @property
+    def spelled(self) -> str:
+        return f"{self.name}:{self.host}" if self.host else self.name
+
+    @property
+    def elsewhere(self) -> bool:
+        """It runs on machines that do not see the files of this one."""
+        return bool(self.module.ELSEWHERE)
+
+    @property
+    def submits(self) -> bool:
+        return hasattr(self.module, "submit")
+
+
+def engine_of(text: str) -> Engine:
+    name, colon, host = text.partition(":")
+    allowed = ", ".join(f"{each}:HOST" if each in WITH_HOST else each for each in ENGINES)
+    if name not in ENGINES or bool(colon) != (name in WITH_HOST):
+        raise UsageError(f"--on: got {text[:80]!r}; allowed: {allowed}{nearest_hint(name, ENGINES)}", field="on")
+    if colon and not HOST.fullmatch(host):
+        raise UsageError(f"--on: got the host {host[:80]!r}; allowed: a name such as gpu-box or me@gpu-box", field="on")
+    return Engine(name, host, import_module(f"{__name__}.{ENGINES[name]}"))
+
+
+def rendering_of(order: Order, engine: Engine, options: Mapping[str, str]) -> Rendering:
+    """Files of the training and of the engine, and the commands that start it."""
+    for name, value in options.items():
+        if name not in engine.module.OPTIONS:
+            known = ", ".join(engine.module.OPTIONS) or "none"
+            raise UsageError(f"--option: {engine.name} has no {name[:80]!r}; allowed: {known}", field="option")
+        if not OPTION_VALUE.fullmatch(value):
+            raise UsageError(
+                f"--option {name}: got {value[:80]!r}; allowed: letters, digits and .,:=@%/+*[]_-", field="option"
+            )
+    engines_own: tuple[Mapping[str, str], tuple[Command, ...], tuple[str, ...]]
+    engines_own = engine.module.render(order, options, engine.host)
+    files, commands, notes = engines_own
+    return Rendering(
+        order.name,
+        engine.spelled,
+        order.program.framework,
+        {**files_of(order.program, order.job), **files},
+        commands,
+        order.program.environment,
+        notes,
+        order.program.placeholders,
+    )

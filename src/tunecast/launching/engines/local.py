@@ -1,0 +1,67 @@
+"""This machine: a process of its own session, which goes on when the terminal is closed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+from tunecast.launching.ledger import LOG, PID, STATUS, LedgerEntry
+from tunecast.launching.rendering import SCRIPT, Command, Order
+
+ELSEWHERE = False
+OPTIONS: tuple[str, ...] = ()
+START = f"echo $$ >{PID}; bash {SCRIPT} >{LOG} 2>&1; echo $? >{STATUS}"
+"""Says its own process first, so that a launch that was killed in between is found again; at its end how it ended."""
+
+
+def render(
+    order: Order, options: Mapping[str, str], host: str
+) -> tuple[Mapping[str, str], tuple[Command, ...], tuple[str, ...]]:
+    return {}, (("bash", "-c", START),), ()
+
+
+def submit(entry: LedgerEntry, commands: tuple[Command, ...], environment: Mapping[str, str]) -> str:
+    """The process that was started, which leads its session."""
+    started = subprocess.Popen(
+        commands[-1],
+        cwd=entry.folder,
+        env={**environment},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    return str(started.pid)
+
+
+def state(entry: LedgerEntry) -> str:
+    if entry.status is not None:
+        return "done" if entry.status == 0 else "failed"
+    process = entry.process
+    if process is None:
+        return "not started"
+    return "running" if _is_ours(process, entry.folder) else "failed"
+
+
+def _is_ours(process: int, folder: Path) -> bool:
+    """Numbers of processes are used again: ours works in its folder."""
+    try:
+        return os.path.samefile(f"/proc/{process}/cwd", folder)
+    except OSError:
+        return False
+
+
+def log_command(entry: LedgerEntry, *, follow: bool) -> Command:
+    return ("tail", "-n", "+1", *(("--follow=name", "--retry") if follow else ()), str(entry.folder / LOG))
+
+
+def cancel(entry: LedgerEntry) -> None:
+    """All of its session: trainings start processes of their own."""
+    process = entry.process
+    if process is not None and _is_ours(process, entry.folder):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process, signal.SIGTERM)

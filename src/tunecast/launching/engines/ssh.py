@@ -1,0 +1,89 @@
+"""A plain machine, by ssh: files are copied into tunecast/NAME of the user's folder there, and started in a session of
+their own, which goes on when the connection is lost.
+
+Who may log in, with which key and through which port is ssh's own configuration (ssh_config(5)); nothing is asked for.
+"""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+from collections.abc import Mapping
+
+from tunecast.errors import NotResolved
+from tunecast.launching.engines.local import START
+from tunecast.launching.ledger import LOG, PID, STATUS, LedgerEntry
+from tunecast.launching.programs import files_of
+from tunecast.launching.rendering import Command, Order
+
+ELSEWHERE = True
+OPTIONS = ("venv",)
+"""`venv`: the folder of the Python environment there, whose programs come first."""
+SSH, COPY = ("ssh", "-o", "BatchMode=yes"), ("scp", "-q", "-r", "-o", "BatchMode=yes")
+
+
+def render(
+    order: Order, options: Mapping[str, str], host: str
+) -> tuple[Mapping[str, str], tuple[Command, ...], tuple[str, ...]]:
+    there, carried = folder_of(order.name), order.program.carried
+    folders = sorted({there, *(f"{there}/{path.rpartition('/')[0]}" for path in carried)})
+    path = f'export PATH={shlex.quote(options["venv"] + "/bin")}:"$PATH" && ' if "venv" in options else ""
+    run = f"cd {there} && {path}exec setsid bash -c {shlex.quote(START)}"
+    start = f"{{ {run}; }} </dev/null >/dev/null 2>&1 &"  # nothing of it holds on to the connection
+    commands: tuple[Command, ...] = (
+        (*SSH, host, f"mkdir -p {' '.join(folders)}"),
+        (*COPY, *files_of(order.program, order.job), f"{host}:{there}/"),
+        *((*COPY, here, f"{host}:{there}/{path.rpartition('/')[0]}/") for path, here in carried.items()),
+        (*SSH, host, start),
+    )
+    nodes = order.job.hardware.nodes
+    notes = (f"one machine alone is started: of {nodes} start the others yourself",) if nodes > 1 else ()
+    return {}, commands, notes
+
+
+def folder_of(name: str) -> str:
+    """Names of launches are letters, digits and dashes."""
+    return f"tunecast/{name}"
+
+
+def submit(entry: LedgerEntry, commands: tuple[Command, ...], environment: Mapping[str, str]) -> str:
+    for command in commands:
+        _run(command, entry, environment)
+    return folder_of(entry.id)
+
+
+def _run(command: Command, entry: LedgerEntry, environment: Mapping[str, str] | None = None) -> str:
+    try:
+        done = subprocess.run(
+            command, cwd=entry.folder, env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL
+        )
+    except FileNotFoundError:
+        raise NotResolved(f"{command[0]} is not on the PATH", field="on") from None
+    if done.returncode:
+        told = " ".join(done.stderr.split())[:500] or f"exit code {done.returncode}"
+        raise NotResolved(f"{entry.engine}: {told}", field="on")
+    return done.stdout
+
+
+def _host(entry: LedgerEntry) -> str:
+    return entry.engine.partition(":")[2]
+
+
+def state(entry: LedgerEntry) -> str:
+    asked = (
+        f"cd {folder_of(entry.id)} 2>/dev/null || exit 0; if [ -f {STATUS} ]; then cat {STATUS}; "
+        f"elif [ ! -f {PID} ]; then exit 0; "
+        f'elif kill -0 "$(cat {PID})" 2>/dev/null; then echo running; else echo gone; fi'
+    )
+    told = _run((*SSH, _host(entry), asked), entry).strip()
+    return {"": "not started", "running": "running", "0": "done"}.get(told, "failed")
+
+
+def log_command(entry: LedgerEntry, *, follow: bool) -> Command:
+    flags = " --follow=name --retry" if follow else ""
+    return (*SSH, _host(entry), f"tail -n +1{flags} {folder_of(entry.id)}/{LOG}")
+
+
+def cancel(entry: LedgerEntry) -> None:
+    """All of its session."""
+    _run((*SSH, _host(entry), f'kill -TERM -- "-$(cat {folder_of(entry.id)}/{PID})" 2>/dev/null || true'), entry)

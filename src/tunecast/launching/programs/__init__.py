@@ -1,0 +1,148 @@
+"""Training programs of other people, with a job's settings in their own words.
+
+accelerate.py     accelerate's YAML for `accelerate launch --config_file`: processes, and how they share the model
+axolotl.py        Axolotl: `accelerate launch -m axolotl.cli.train axolotl.yaml`
+columns.py        Which columns of the training data hold what: frameworks that want to be told are told what the
+                  first row shows
+llama_factory.py  LLaMA-Factory: `llamafactory-cli train train.yaml`, with its data described in dataset_info.json
+own.py            The file somebody trains with, as it is: other values go on the command line, in the words of its
+                  framework
+settings.py       What every framework is told the same way: where model and data lie, what the job says of a number
+                  of cards
+trainer.py        Keys of transformers' TrainingArguments that say a job's fields: what TRL and LLaMA-Factory are told
+                  alike
+trl.py            TRL's own scripts, started by accelerate: `accelerate launch -m trl.scripts.sft --config sft.yaml`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from tunecast.errors import Unsupported
+from tunecast.job.job import Job, all_knobs
+from tunecast.job.knob import shown
+from tunecast.job.mapping import job_from_flat
+from tunecast.job.model import resolve_model
+from tunecast.job.recipes import find_recipe
+from tunecast.job.stacks import DEFAULT_STACK, SFT_STACK, stack_of, stacks_where
+from tunecast.launching.pins import container_text, requirements_text
+from tunecast.launching.programs.accelerate import zero_defaults
+from tunecast.launching.programs.own import own_program
+from tunecast.launching.programs.settings import machines_of, places_of
+from tunecast.launching.referee import differences, read_back, require_same
+from tunecast.launching.rendering import CONTAINER, OUTPUT, REQUIREMENTS, RESUME, SCRIPT, TrainingProgram
+from tunecast.launching.texts import shell_script, shell_words
+from tunecast.records import replace
+from tunecast.tape.build.fill_in import fill_in_of
+
+STATE = "trainer_state.json"
+"""What the Trainer writes last into a checkpoint, so that one with it is whole (transformers/trainer.py,
+`_save_checkpoint`)."""
+
+
+def framework_of(job: Job) -> Any:
+    """The file that renders it. Raises `Unsupported` where none does."""
+    name = stack_of(job).rendered_by
+    if name is None:
+        known = stacks_where(lambda stack: stack.rendered_by is not None)
+        near = f"; nearest: {SFT_STACK}" if job.stack == DEFAULT_STACK else ""
+        raise Unsupported.at("stack", f"got {job.stack}; rendered are {known}{near}")
+    return import_module(f"{__name__}.{name}")
+
+
+def as_framework(job: Job) -> tuple[Job, tuple[str, ...]]:
+    """The job with what nobody said of it as its framework does it: the releases it can be installed with, and what its
+    files cannot say. Each is told."""
+    framework = framework_of(job)
+    decided = {**framework.releases(job), **zero_defaults(job)}
+    decided = {name: value for name, value in decided.items() if not job.is_given(name)}
+    job = _with(job, decided)
+    filled = _filled(job)
+    here: TrainingProgram = framework.program(filled, machines_of(job), places_of(job, elsewhere=False), {})
+    read = read_back(filled, {**here.files, SCRIPT: script_of(here, filled)})
+    own = {
+        each.field: each.read
+        for each in differences(filled, read.job)
+        if each.field in read.assumed and not job.is_given(each.field)
+    }
+    told = ", ".join(f"{name} {shown(value)}" for name, value in {**decided, **own}.items())
+    return _with(job, own), (f"as {framework.NAME} does: {told}",) if told else ()
+
+
+def _with(job: Job, values: Mapping[str, Any]) -> Job:
+    """Nobody gave them."""
+    return job_from_flat(
+        {**job.flat(), **values}, job.given or frozenset(name for name in all_knobs() if job.is_given(name))
+    )
+
+
+def _filled(job: Job) -> Job:
+    """With what stack and model decide; its data as they were said."""
+    return replace(fill_in_of(job, resolve_model(job.model)), data=job.data)
+
+
+def program_of(
+    job: Job, *, elsewhere: bool = False, cpu: bool = False, extra: Mapping[str, object] | None = None
+) -> TrainingProgram:
+    """The training that the job is, read back before it counts. `elsewhere`: on a machine that does not see the files
+    of this one. `cpu`: without cards. `extra`: further keys of the framework's.
+
+    Raises `Unsupported` where no framework here can be told all of it.
+    """
+    framework, job, more = framework_of(job), _filled(job), extra or {}
+    here: TrainingProgram = framework.program(job, machines_of(job), places_of(job, elsewhere=False), more)
+    require_same(job, framework.NAME, {**here.files, SCRIPT: script_of(here, job)})
+    if not (elsewhere or cpu):
+        return here
+    found: TrainingProgram = framework.program(
+        job, machines_of(job, cpu=cpu), places_of(job, elsewhere=elsewhere), more
+    )
+    return found
+
+
+def program_of_file(path: Path, job: Job, changes: Mapping[str, object], cpu: bool) -> TrainingProgram:
+    """The training of somebody's own file, which stays as it is, with other values on its command line."""
+    recipe = find_recipe(path)
+    if recipe is None or cpu:
+        what = "files of your own are started on cards" if cpu else f"{path}: no training that is known here"
+        raise Unsupported(f"{what}. To fix: without --cpu" if cpu else what, field="source")
+    program = own_program(path, recipe, job, changes)
+    require_same(job, program.framework, {SCRIPT: script_of(program, job)}, all_of_it=False)
+    return program
+
+
+def script_of(program: TrainingProgram, job: Job) -> str:
+    machines = f"{job.hardware.nodes} x " if job.hardware.nodes > 1 else ""
+    heading = [f"{job.task} of {job.model}, method {job.method}, on {machines}{job.hardware.gpus} x {job.hardware.gpu}"]
+    if job.hardware.nodes > 1:
+        heading.append(
+            "on each machine, with NODE_RANK (0 on the first), MASTER_ADDR and MASTER_PORT (the first one's)"
+        )
+    return shell_script(program.command, program.environment, heading, program.folder)
+
+
+def files_of(program: TrainingProgram, job: Job) -> dict[str, str]:
+    """Everything that a training is started from, whatever starts it."""
+    return {
+        SCRIPT: script_of(program, job),
+        RESUME: resume_text(program),
+        **program.files,
+        REQUIREMENTS: requirements_text(program),
+        CONTAINER: container_text(program),
+    }
+
+
+def resume_text(program: TrainingProgram) -> str:
+    """A checkpoint counts once it is whole. A framework without words for it finds its own."""
+    named = f'{shell_words(program.resumes)} "$(dirname "$last")"' if program.resumes else ""
+    lines = ["#!/usr/bin/env bash", "# From the last checkpoint on, where there is one.", "set -euo pipefail"]
+    lines.append('cd "$(dirname "${BASH_SOURCE[0]}")"')
+    if named:
+        lines += [
+            f"last=$(find {OUTPUT} -path '*/checkpoint-*/{STATE}' 2>/dev/null | sort -V | tail -n 1 || true)",
+            f'if [ -n "$last" ]; then set -- {named}; fi',
+        ]
+    return "\n".join([*lines, f'exec bash {SCRIPT} "$@"', ""])
