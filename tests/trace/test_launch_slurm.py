@@ -23,7 +23,11 @@ from tunecast.launching import ledger
 pytest.importorskip("trl")
 if int(version("transformers").partition(".")[0]) < 5:
     pytest.skip("what is rendered is for TRL from 1.0 on", allow_module_level=True)
-pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.skipif(missing() is not None, reason=str(missing()))]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.long,
+    pytest.mark.skipif(missing() is not None, reason=str(missing())),
+]
 
 
 @pytest.fixture(scope="module")

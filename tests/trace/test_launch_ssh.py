@@ -23,7 +23,11 @@ pytest.importorskip("trl")
 if int(version("transformers").partition(".")[0]) < 5:
     pytest.skip("what is rendered is for TRL from 1.0 on", allow_module_level=True)
 SSHD = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin")
-pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.skipif(SSHD is None or os.geteuid() != 0, reason="needs sshd, and root")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.long,
+    pytest.mark.skipif(SSHD is None or os.geteuid() != 0, reason="needs sshd, and root"),
+]
 PORT = 20222
 HOME = Path.home()
 

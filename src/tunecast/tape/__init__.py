@@ -19,7 +19,10 @@ symbols.py      sizes that are not yet numbers
 timed.py        the operations of one steady optimizer step, for whoever prices them
 units.py        A script's run in units: calls of its model, backward passes, optimizer steps, and what stands between
                 them
-whole_parts.py  What a whole run (whole_run.py) is put together from: its units and gaps, and the rows of each structure
+untrained.py    What a script's run does beside its forward and backward passes: calls of models without gradients,
+                and generation
+whole_parts.py  What a whole run (whole_run.py) is put together from: its units and gaps, and the rows of each
+                structure
 whole_run.py    The whole run of a script of which most units were skipped (units.py), put together for replay
 whole_tape.py   A whole run (whole_run.py) as a tape, for reports that name modules, operations and lines
 whole_units.py  What the traced units of a script show of all its units: a structure and sizes for each (whole_run.py)

@@ -45,7 +45,9 @@ MOST_CALLS = 8
 
 
 class CallKey(NamedTuple):
-    kind: tuple[Any, ...]
+    plain_kind: tuple[str, ...]
+    kind: tuple[str, ...]
+    """With what of its inputs' contents counts."""
     sizes: tuple[int, ...]
     inputs: list[torch.Tensor]
     understood: bool
@@ -64,6 +66,8 @@ class Skipper:
         self._samples: dict[str, Samples] = {}
         self._plans: dict[tuple[str, int], OutputPlans] = {}
         self._call_kinds: dict[tuple[Any, ...], int] = {}
+        self._by_content: set[tuple[str, ...]] = set()
+        """Kinds of calls in which the contents of inputs decided sizes."""
         self._graph_calls = 0
         self._group_is_traced = self._group_is_skipped = False
         self._gap_start, self._last_group = 0, "start"
@@ -204,7 +208,11 @@ class Skipper:
         placed = Placed(f"{CALL} {detail}", f"{CALL} {detail}", key.sizes)
         if not key.understood or not self._may_skip(placed, keeps_graph):
             self._group_is_traced |= keeps_graph
-            return self._trace(CALL, detail, key.sizes, run, inputs=key.inputs, keeps_graph=keeps_graph)
+            before = self.recorder.values.gave_sizes
+            result = self._trace(CALL, detail, key.sizes, run, inputs=key.inputs, keeps_graph=keeps_graph)
+            if self.recorder.values.gave_sizes > before:
+                self._by_content.add(key.plain_kind)
+            return result
         self._group_is_skipped |= keeps_graph
         structure = self._samples[placed.kind].structure_at(key.sizes)
         assert structure is not None
@@ -391,12 +399,10 @@ class Skipper:
             name, _, rest = kind.partition(" of ")
             if name.startswith(BACKWARD) and (rest + " ").startswith(begins + " "):
                 passes[name.partition(" ")[2]].append(samples)
-            elif (
-                not kind.startswith((CALL, BACKWARD))
-                and not kind.endswith("of nothing")
-                and samples.sizes_at(()) is None
-            ):
-                return False
+            elif not kind.startswith((CALL, BACKWARD)) and not kind.endswith("of nothing"):
+                found = samples.sizes_at(())
+                if found is None or self._plans[kind, found[0]].at(()) is None:
+                    return False
         # a script that lets go of gradients between the call and its backward pass never adds to any
         wanted = passes["first"] if first or not passes["again"] else passes["again"]
         others = passes["again"] if first else []
@@ -413,14 +419,16 @@ class Skipper:
             str(torch.get_autocast_dtype("cuda")), _state(module),
         ]  # fmt: skip
         sizes: list[int] = []
+        counts: list[int] = []
         inputs: list[torch.Tensor] = []
         understood = True
         for leaf in leaves:
             if isinstance(leaf, torch.Tensor):
                 inputs.append(leaf)
                 flags, counted = _content(leaf)
-                sizes += [*map(int, leaf.shape), *counted]
-                kind.append((str(leaf.dtype), leaf.dim(), leaf.device.type, leaf.requires_grad, flags, len(counted)))
+                sizes += map(int, leaf.shape)
+                counts += counted
+                kind.append((str(leaf.dtype), leaf.dim(), leaf.device.type, leaf.requires_grad, flags))
             elif isinstance(leaf, float):
                 kind.append("float")
             elif isinstance(leaf, PLAIN):
@@ -428,7 +436,10 @@ class Skipper:
             else:
                 kind.append(type(leaf).__qualname__)
                 understood = False
-        return CallKey(tuple(map(str, kind)), tuple(sizes), inputs, understood)
+        plain = tuple(map(str, kind))
+        if plain not in self._by_content:
+            return CallKey(plain, plain, tuple(sizes), inputs, understood)
+        return CallKey(plain, (*plain, str(len(counts))), (*sizes, *counts), inputs, understood)
 
 
 def _state(module: torch.nn.Module) -> int:

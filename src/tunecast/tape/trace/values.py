@@ -41,6 +41,8 @@ class KnownValues:
         self.chance = Chance(assumptions)
         self._next_token: int | None = None
         """While a model generates: what it draws from scores that nobody knows."""
+        self.gave_sizes = 0
+        """How often known values decided how large something is, or were read as whole numbers."""
 
     def evaluate(self, func: Any, args: Any, kwargs: dict[str, Any], inputs: list[torch.Tensor]) -> Any:
         """The real result where every input is known and it is small; else None."""
@@ -126,6 +128,7 @@ class KnownValues:
                 return tensor.item()
             value = known(tensor)
             if value is not None:
+                self.gave_sizes += value.dtype in INTEGERS and value.dtype is not torch.bool
                 return value.item()
         where = _reader()
         if tensor.dtype.is_floating_point:

@@ -1,0 +1,182 @@
+"""Whole training programs of other people, predicted and then run: what they took of the card, and how long.
+
+    python benchmarks/programs_on_card.py make FOLDER --repositories REPOSITORIES    data, tokenizers, configurations
+    python benchmarks/programs_on_card.py predict FOLDER OUT.jsonl                   needs no card
+    python benchmarks/programs_on_card.py run FOLDER OUT.jsonl [--limit-s 120]       on the card, with random weights
+    python benchmarks/programs_on_card.py measure OUT.json SCRIPT ARGS               one of them
+
+The jobs are in data/programs_on_card.toml; no line of the programs is changed. `predict` and `run` leave out what OUT
+has. Bytes and seconds. `training_s` is from the end of the first optimizer step to that of the last.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import runpy
+import shlex
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Callable, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent
+JOBS = HERE / "data" / "programs_on_card.toml"
+CARD = "h200"
+Row = dict[str, Any]
+
+
+def told() -> Mapping[str, Any]:
+    return tomllib.loads(JOBS.read_text(encoding="utf-8"))
+
+
+def make(folder: Path, repositories: Path) -> None:
+    """What the programs load by name, and the programs that no wheel has."""
+    sys.path.insert(0, str(ROOT / "tests" / "system"))
+    from programs.manifest import Source  # type: ignore[import-not-found]
+    from programs.one import Places, checkout_of  # type: ignore[import-not-found]
+    from programs.stand_ins import make_stand_ins  # type: ignore[import-not-found]
+
+    places = Places(repositories, folder / "checkouts", folder / "data")
+    make_stand_ins(places)
+    for name, source in told()["sources"].items():
+        checkout = checkout_of(Source(**source), places)
+        (folder / name).unlink(missing_ok=True)
+        (folder / name).symlink_to(checkout.relative_to(folder))
+    for split in ("train", "val"):
+        tokens = folder / "nanogpt" / "data" / "shakespeare_char" / f"{split}.bin"
+        tokens.write_bytes((folder / "data" / "tokens.bin").read_bytes())
+
+
+def command_of(name: str, folder: Path) -> tuple[list[str], Path]:
+    """What is typed, and where."""
+    found = find_spec("trl")
+    trl = "" if found is None or found.origin is None else str(Path(found.origin).parent)
+    places = {source: str((folder / source).resolve()) for source in told()["sources"]}
+    words = shlex.split(told()["jobs"][name].format(trl=trl, **places))
+    beside_data = "{nanogpt}" in told()["jobs"][name]
+    return words, folder / "nanogpt" if beside_data else folder / "data"
+
+
+def predict(name: str, folder: Path) -> Row:
+    words, place = command_of(name, folder)
+    began = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-m", "tunecast", "trace", "--json", "--gpu", CARD, "--", *words],
+        cwd=place, env={**os.environ, "PYTHONPATH": str(ROOT / "src")}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if done.returncode not in (0, 3):
+        return {"error": done.stderr[-2000:]}
+    answer = json.loads(done.stdout.strip().splitlines()[-1])
+    phases, trace = answer["time"].get("phases_s") or {}, answer["trace"]
+    return {
+        **{key: answer["memory"][key] for key in ("allocated_bytes", "reserved_bytes")},
+        **{key: trace[key] for key in ("word", "steps", "traced_steps", "finished", "versions")},
+        "step_s": answer["time"]["step_s"],
+        "evaluation_s": phases.get("evaluation", 0.0),
+        "reasons": answer["reasons"],
+        "took_s": round(time.monotonic() - began, 1),
+    }
+
+
+def write_weights(folder: Path) -> None:
+    """Random ones beside every configuration that has none, in the number format it names."""
+    import torch
+    import transformers
+
+    for path in sorted((folder / "data").rglob("config.json")):
+        name = str(path.parent.relative_to(folder / "data"))
+        if any(path.parent.glob("*.safetensors")) or not any(name in job for job in told()["jobs"].values()):
+            continue
+        raw = json.loads(path.read_text())
+        config = transformers.AutoConfig.from_pretrained(path.parent)
+        with torch.device("cuda"):
+            model = getattr(transformers, raw["architectures"][0])(config)
+        model.to(getattr(torch, raw.get("dtype", "float32"))).save_pretrained(path.parent)
+
+
+def run(name: str, folder: Path, limit_s: float) -> Row:
+    words, place = command_of(name, folder)
+    out = (folder / f"{name}.json").resolve()
+    out.unlink(missing_ok=True)
+    began = time.monotonic()
+    try:
+        done = subprocess.run(
+            [sys.executable, str(Path(__file__).resolve()), "measure", str(out), *words],
+            cwd=place, timeout=limit_s, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        end: Row = {"exit_code": done.returncode, "said": (done.stdout + done.stderr)[-1000:]}
+    except subprocess.TimeoutExpired:
+        end = {"exit_code": None, "said": f"not done within {limit_s:g} s"}
+    measured: Row = json.loads(out.read_text()) if out.exists() else {}
+    return {**measured, **end, "process_s": round(time.monotonic() - began, 3)}
+
+
+def measure(out: Path, words: list[str]) -> None:
+    """Runs a script as `python SCRIPT ARGS` does; hooks of the optimizer alone look on."""
+    began = time.monotonic()
+    import torch
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    ends: list[float] = []
+    register_optimizer_step_post_hook(lambda *_: ends.append(time.monotonic()))
+    sys.argv = words
+    sys.path[0] = str(Path(words[0]).resolve().parent)
+    try:
+        runpy.run_path(words[0], run_name="__main__")
+    finally:
+        torch.cuda.synchronize()
+        done = time.monotonic()
+        row = {
+            "allocated_bytes": torch.cuda.max_memory_allocated(),
+            "reserved_bytes": torch.cuda.max_memory_reserved(),
+            "steps": len(ends),
+            "training_s": ends[-1] - ends[0] if ends else None,
+            "to_first_step_s": ends[0] - began if ends else None,
+            "after_last_step_s": done - ends[-1] if ends else None,
+            "step_ends_s": [round(each - ends[0], 4) for each in ends],
+            "card": torch.cuda.get_device_name(),
+            "torch": torch.__version__,
+        }
+        out.write_text(json.dumps(row))
+
+
+def each_job(out: Path, answer: Callable[[str], Row]) -> None:
+    """One after another; what OUT has is left as it is."""
+    known = {json.loads(line)["name"] for line in out.read_text().splitlines()} if out.exists() else set()
+    for name in told()["jobs"]:
+        if name not in known:
+            row = {"name": name, **answer(name)}
+            with out.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
+            print({key: value for key, value in row.items() if key not in ("said", "step_ends_s")}, flush=True)
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["measure"]:
+        measure(Path(sys.argv[2]), sys.argv[3:])
+        return
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("action", choices=("make", "predict", "run", "measure"))
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("out", type=Path, nargs="?")
+    parser.add_argument("--repositories", type=Path, help="bare clones, OWNER/NAME each")
+    parser.add_argument("--limit-s", type=float, default=120.0)
+    given = parser.parse_args()
+    if given.action == "make":
+        make(given.folder, given.repositories)
+    elif given.action == "predict":
+        each_job(given.out, lambda name: predict(name, given.folder))
+    else:
+        write_weights(given.folder)
+        each_job(given.out, lambda name: run(name, given.folder, given.limit_s))
+
+
+if __name__ == "__main__":
+    main()
