@@ -27,6 +27,7 @@ WHOLE = {
         ("gemma-3n-e2b", "gemma-3n-e4b", "gemma-4-e2b", "gemma-4-e4b"),
         "every layer has its own part of one tensor of embeddings, and later ones take earlier ones' keys",
     ),
+    "automodel-qwen3-moe-proxy": "2 layers: the first, one that stands for others and a last one are 3",
     "torchtitan-gpt-oss-debug": "4 layers take turns: one of each kind (2), a period (2) and a last one are 5",
     "torchtitan-llama4-debug": "6 layers: the first without positions is the fourth, a period (4) and a last one: 9",
 }
