@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tunecast.prediction.memory.allocator import AllocatorSettings
-from tunecast.prediction.memory.needs import op_before, peak, smallest_capacity_bytes, timeline
+from tunecast.prediction.memory.needs import peak, smallest_capacity_bytes, timeline
 from tunecast.prediction.memory.replay import PhaseReplay, Replays, replay
-from tunecast.tape.op import Alloc, Begin, EmptyCache, Event, Free, Op, Phase, Role, Tape
+from tunecast.tape.op import Alloc, Begin, EmptyCache, Event, Free, Op, Phase, Role, Tape, op_before
 from tunecast.tape.program import program
 from tunecast.units import MIB
 
@@ -126,7 +126,7 @@ def test_out_of_memory_names_the_event_and_its_operation() -> None:
     at = run.out_of_memory
     requests = [event for event in TAPE.events if isinstance(event, Alloc)]
     assert requests[at.request] == alloc(12, 10)
-    op = op_before(TAPE, at.request)
+    op = op_before(TAPE.events, at.request)
     assert op is not None and op.name == "mm_backward"
     assert (at.phase, at.step) == (Phase.BACKWARD, 0)
     assert (at.requested_bytes, at.segment_bytes) == (10 * MIB, 10 * MIB)

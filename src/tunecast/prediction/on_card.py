@@ -21,7 +21,7 @@ from tunecast.job.stacks import DEFAULT_STACK, stack_of
 from tunecast.prediction.memory.allocator import AllocatorSettings, takes_oldest_segment_first
 from tunecast.prediction.memory.nccl import NONE as NO_BUFFERS
 from tunecast.prediction.memory.nccl import NcclBuffers, nccl_bytes
-from tunecast.prediction.memory.needs import Peak, least_beside, op_before, peak, smallest_capacity_bytes
+from tunecast.prediction.memory.needs import Peak, least_beside, peak, smallest_capacity_bytes
 from tunecast.prediction.memory.pages import pages_bytes
 from tunecast.prediction.memory.ranges import Basis, device_was_measured, range_of
 from tunecast.prediction.memory.replay import AtPeak, LongReplays, Replay, Replays, ReplaySpread, one_of, rows_of
@@ -31,7 +31,7 @@ from tunecast.prediction.verdict import Room, Verdict, room_within
 from tunecast.records import NamedTuple, dataclass, replace
 from tunecast.tape.compose import Composed
 from tunecast.tape.fold import Folded
-from tunecast.tape.op import Op, Tape
+from tunecast.tape.op import Op, Tape, op_before
 from tunecast.tape.program import Program
 from tunecast.units import MIB, gib
 
@@ -219,7 +219,7 @@ class OnCard:
             return None
         if self.find_op is not None:
             return self.find_op(self.limited)
-        return op_before(self.tape, end.request) if self.is_on_tape else None
+        return op_before(self.tape.events, end.request) if self.is_on_tape else None
 
     @cached_property
     def at_peak(self) -> AtPeak:

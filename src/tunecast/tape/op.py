@@ -263,3 +263,16 @@ def name_clip_phases(events: list[Event], begins: Sequence[int] | None = None) -
         if phases == [Phase.BACKWARD, Phase.OTHER, Phase.OPTIMIZER]:
             events[here] = Begin(Phase.CLIP, events[here].step)  # type: ignore[union-attr]
     return events
+
+
+def op_before(events: Iterable[Event], request: int) -> Op | None:
+    """The last operation before the how-manieth request."""
+    op = None
+    for event in events:
+        if isinstance(event, Op):
+            op = event
+        elif isinstance(event, Alloc):
+            if not request:
+                return op
+            request -= 1
+    return None

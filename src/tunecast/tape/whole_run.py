@@ -17,7 +17,7 @@ from itertools import pairwise
 
 from tunecast.records import NamedTuple
 from tunecast.tape.compose import Composed
-from tunecast.tape.op import Alloc, Begin, EmptyCache, Free, Op, Phase, Role, Tape
+from tunecast.tape.op import Alloc, Begin, EmptyCache, Free, Op, Phase, Role, Tape, op_before
 from tunecast.tape.program import EMPTY_CACHE, FREE, Stretch
 from tunecast.tape.sizes import distance
 from tunecast.tape.units import ASK, BACKWARD, CALL, FREE_OTHER, FREE_OWN
@@ -332,15 +332,7 @@ class _RunWriter(Parts):
             request += sum(size >= 0 for size in self.places[slice(*self.rows[4 * other : 4 * other + 2])])
         if part.unit is not None:
             part = self._traced_part(self._template(self.chosen[self.part_of[stretch]]))
-        op = None
-        for event in self.tape.events[part.start : part.end]:
-            if isinstance(event, Op):
-                op = event
-            elif isinstance(event, Alloc):
-                if not request:
-                    return op
-                request -= 1
-        return None
+        return op_before(self.tape.events[part.start : part.end], request)
 
     def _tape_around(self, stretch: int) -> Tape:
         writer = TapeWriter(self.tape)

@@ -1,9 +1,10 @@
 """Where a training runs, one file each: rendering is pure, submitting thin.
 
-local.py  This machine: a process of its own session, which goes on when the terminal is closed
-slurm.py  Slurm: a batch script with its order, submitted by sbatch
-ssh.py    A plain machine, by ssh: files are copied into tunecast/NAME of the user's folder there, and started in a
-          session of their own, which goes on when the connection is lost
+commands.py  An engine's own command, run here: what it printed, or its words for what went wrong
+local.py     This machine: a process of its own session, which goes on when the terminal is closed
+slurm.py     Slurm: a batch script with its order, submitted by sbatch
+ssh.py       A plain machine, by ssh: files are copied into tunecast/NAME of the user's folder there, and started in a
+             session of their own, which goes on when the connection is lost
 """
 
 from __future__ import annotations

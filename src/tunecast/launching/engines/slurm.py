@@ -6,11 +6,11 @@ on from it; one that did not would not come further the next time either.
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Mapping
 from math import ceil
 
 from tunecast.errors import NotResolved
+from tunecast.launching.engines.commands import output_of
 from tunecast.launching.ledger import JOB, LOG, STATUS, LedgerEntry
 from tunecast.launching.rendering import OUTPUT, RESUME, Command, Order
 from tunecast.units import MIB
@@ -110,17 +110,7 @@ def submit(entry: LedgerEntry, commands: tuple[Command, ...], environment: Mappi
 
 
 def _run(command: Command, entry: LedgerEntry, environment: Mapping[str, str] | None = None) -> str:
-    """What it printed. Raises `NotResolved` with what it said of a failure."""
-    try:
-        done = subprocess.run(
-            command, cwd=entry.folder, env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL
-        )
-    except FileNotFoundError:
-        raise NotResolved(f"{command[0]} is not on the PATH: no Slurm here", field="on") from None
-    if done.returncode:
-        told = " ".join(done.stderr.split())[:500] or f"exit code {done.returncode}"
-        raise NotResolved(f"{command[0]}: {told}", field="on")
-    return done.stdout
+    return output_of(command, entry.folder, environment, named=command[0], absent=": no Slurm here")
 
 
 def number_of(entry: LedgerEntry) -> str | None:

@@ -7,10 +7,9 @@ Who may log in, with which key and through which port is ssh's own configuration
 from __future__ import annotations
 
 import shlex
-import subprocess
 from collections.abc import Mapping
 
-from tunecast.errors import NotResolved
+from tunecast.launching.engines.commands import output_of
 from tunecast.launching.engines.local import START
 from tunecast.launching.ledger import LOG, PID, STATUS, LedgerEntry
 from tunecast.launching.programs import files_of
@@ -53,16 +52,7 @@ def submit(entry: LedgerEntry, commands: tuple[Command, ...], environment: Mappi
 
 
 def _run(command: Command, entry: LedgerEntry, environment: Mapping[str, str] | None = None) -> str:
-    try:
-        done = subprocess.run(
-            command, cwd=entry.folder, env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL
-        )
-    except FileNotFoundError:
-        raise NotResolved(f"{command[0]} is not on the PATH", field="on") from None
-    if done.returncode:
-        told = " ".join(done.stderr.split())[:500] or f"exit code {done.returncode}"
-        raise NotResolved(f"{entry.engine}: {told}", field="on")
-    return done.stdout
+    return output_of(command, entry.folder, environment, named=entry.engine)
 
 
 def _host(entry: LedgerEntry) -> str:

@@ -71,19 +71,6 @@ class Sample:
     reserved_bytes: int
 
 
-def op_before(tape: Tape, request: int) -> Op | None:
-    """The last operation before the how-manieth request."""
-    op = None
-    for event in tape.events:
-        if isinstance(event, Op):
-            op = event
-        elif isinstance(event, Alloc):
-            if not request:
-                return op
-            request -= 1
-    return None
-
-
 def smallest_capacity_bytes(runs: Replays) -> int:
     """A capacity with which the tape completes and 2 MiB below which it does not, found by climbing and bisection.
 

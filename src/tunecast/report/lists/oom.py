@@ -8,13 +8,13 @@ from tunecast.advise.changes import Change
 from tunecast.advise.oom.advice import Advice
 from tunecast.advise.oom.explanation import OomExplanation
 from tunecast.advise.oom.message import Filling
-from tunecast.prediction.memory.needs import op_before
 from tunecast.prediction.prediction import Prediction
 from tunecast.report.draw.columns import columns
 from tunecast.report.draw.figures import shown
 from tunecast.report.draw.text import DEFAULT, Terminal, when, words, wrapped
 from tunecast.report.run.advice import effect_words
 from tunecast.report.run.wording import FIELDS, Wording
+from tunecast.tape.op import op_before
 from tunecast.units import gib
 
 
@@ -79,7 +79,7 @@ def _prediction_lines(told: OomExplanation, said: Prediction, terminal: Terminal
     lines += _wrapped(verdict, "  ", terminal)
     stop = held.limited.out_of_memory
     if stop is not None:
-        before = op_before(held.tape, stop.request) if held.is_on_tape else None
+        before = op_before(held.tape.events, stop.request) if held.is_on_tape else None
         op = shown(before.name) if before else "an allocation"
         where = f"stops {when(stop.phase.value, stop.step)}: {op} asks for {gib(stop.requested_bytes)}"
         lines += _wrapped(where, "  ", terminal)
