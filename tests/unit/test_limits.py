@@ -38,6 +38,7 @@ def test_a_limit_is_told_with_its_remedy(tmp_path: Path) -> None:
 
 
 def test_a_limit_that_is_reached_is_no_internal_error(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
     request = ScriptRequest(tmp_path, script="none.py")
     with pytest.raises(NotResolved, match="tracing took longer than 0 s") as stopped:
         _ask(request, sys.executable, TraceLimits(seconds=0.001), None, quiet=True)
