@@ -4,6 +4,7 @@
     python benchmarks/programs_on_card.py predict FOLDER OUT.jsonl                   needs no card
     python benchmarks/programs_on_card.py run FOLDER OUT.jsonl [--limit-s 120]       on the card, with random weights
     python benchmarks/programs_on_card.py measure OUT.json SCRIPT ARGS               one of them
+    python benchmarks/programs_on_card.py compare PREDICTED.jsonl RAN.jsonl          the two side by side, as Markdown
 
 The jobs are in data/programs_on_card.toml; no line of the programs is changed. `predict` and `run` leave out what OUT
 has. Bytes and seconds. `training_s` is from the end of the first optimizer step to that of the last.
@@ -20,7 +21,7 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -68,18 +69,17 @@ def predict(name: str, folder: Path) -> Row:
     words, place = command_of(name, folder)
     began = time.monotonic()
     done = subprocess.run(
-        [sys.executable, "-m", "tunecast", "trace", "--json", "--gpu", CARD, "--", *words],
+        [sys.executable, "-m", "tunecast", "trace", "--json", "--gpu", CARD, "--time-limit", "3000", "--", *words],
         cwd=place, env={**os.environ, "PYTHONPATH": str(ROOT / "src")}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     if done.returncode not in (0, 3):
         return {"error": done.stderr[-2000:]}
     answer = json.loads(done.stdout.strip().splitlines()[-1])
-    phases, trace = answer["time"].get("phases_s") or {}, answer["trace"]
+    trace, timed = answer["trace"], answer["time"]
     return {
         **{key: answer["memory"][key] for key in ("allocated_bytes", "reserved_bytes")},
         **{key: trace[key] for key in ("word", "steps", "traced_steps", "finished", "versions")},
-        "step_s": answer["time"]["step_s"],
-        "evaluation_s": phases.get("evaluation", 0.0),
+        **{key: timed[key] for key in ("step_s", "phases_s", "total_s", "total_range_s")},
         "reasons": answer["reasons"],
         "took_s": round(time.monotonic() - began, 1),
     }
@@ -147,6 +147,25 @@ def measure(out: Path, words: list[str]) -> None:
         out.write_text(json.dumps(row))
 
 
+def compare(predicted: Path, ran: Path) -> Iterator[str]:
+    """`training`: from the end of the first step to that of the last, evaluations and checkpoints in between."""
+    known = {row["name"]: row for row in map(json.loads, predicted.read_text().splitlines())}
+    yield "| job | says | allocated | reserved | training | process |"
+    yield "|---|---|---|---|---|---|"
+    for run in map(json.loads, ran.read_text().splitlines()):
+        row = known[run["name"]]
+        phases = row.get("phases_s") or {"evaluation": row["evaluation_s"]}
+        around = sum(phases.get(name, 0.0) for name in ("evaluation", "new_lengths", "checkpoints"))
+        training = (run["steps"] - 1) * row["step_s"] + around
+        cells = [
+            f"{row['allocated_bytes'] - run['allocated_bytes']:+,} B",
+            f"{row['reserved_bytes'] / run['reserved_bytes'] - 1:+.2%}",
+            f"{training:.1f} of {run['training_s']:.1f} s, {training / run['training_s'] - 1:+.0%}",
+            "" if "total_s" not in row else f"{row['total_s']:.0f} of {run['process_s']:.0f} s",
+        ]
+        yield f"| {run['name']} | {row['word']} | {' | '.join(cells)} |"
+
+
 def each_job(out: Path, answer: Callable[[str], Row]) -> None:
     """One after another; what OUT has is left as it is."""
     known = {json.loads(line)["name"] for line in out.read_text().splitlines()} if out.exists() else set()
@@ -162,8 +181,11 @@ def main() -> None:
     if sys.argv[1:2] == ["measure"]:
         measure(Path(sys.argv[2]), sys.argv[3:])
         return
+    if sys.argv[1:2] == ["compare"]:
+        print("\n".join(compare(Path(sys.argv[2]), Path(sys.argv[3]))))
+        return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("action", choices=("make", "predict", "run", "measure"))
+    parser.add_argument("action", choices=("make", "predict", "run", "measure", "compare"))
     parser.add_argument("folder", type=Path)
     parser.add_argument("out", type=Path, nargs="?")
     parser.add_argument("--repositories", type=Path, help="bare clones, OWNER/NAME each")

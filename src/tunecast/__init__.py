@@ -26,12 +26,14 @@ if TYPE_CHECKING:
     from tunecast.door.explain_oom import explain_oom as explain_oom
     from tunecast.door.fit import fit as fit
     from tunecast.door.largest import largest as largest
-    from tunecast.door.launch import Launched as Launched
-    from tunecast.door.launch import LaunchedJobs as LaunchedJobs
-    from tunecast.door.launch import cancel as cancel
-    from tunecast.door.launch import jobs as jobs
     from tunecast.door.launch import launch as launch
-    from tunecast.door.launch import logs as logs
+    from tunecast.door.launch_many import LaunchedTogether as LaunchedTogether
+    from tunecast.door.launch_many import RenderedTogether as RenderedTogether
+    from tunecast.door.launched import Launched as Launched
+    from tunecast.door.launched import LaunchedJobs as LaunchedJobs
+    from tunecast.door.launched import cancel as cancel
+    from tunecast.door.launched import jobs as jobs
+    from tunecast.door.launched import logs as logs
     from tunecast.door.offers import offers as offers
     from tunecast.door.plan import plan as plan
     from tunecast.door.predict import predict as predict
@@ -68,7 +70,9 @@ _PLACES = {
     "door.explain_oom": ("explain_oom",),
     "door.fit": ("fit",),
     "door.largest": ("largest",),
-    "door.launch": ("Launched", "LaunchedJobs", "cancel", "jobs", "launch", "logs"),
+    "door.launch": ("launch",),
+    "door.launch_many": ("LaunchedTogether", "RenderedTogether"),
+    "door.launched": ("Launched", "LaunchedJobs", "cancel", "jobs", "logs"),
     "door.offers": ("offers",),
     "door.plan": ("plan",),
     "door.predict": ("predict",),

@@ -95,3 +95,25 @@ def test_a_run_that_fails_fails_the_suite(tmp_path: Path) -> None:
     code, _, said = made_by(tmp_path, ensurepip=0, command="test", python=python)
     assert code == 1
     assert said.endswith("some tests fail\n")
+
+
+def checksums(folder: Path) -> dict[str, str]:
+    """Of the environments: what `./dev` compares to see whether one has to be made again."""
+    names = "main programs older llamafactory skypilot example"
+    script = f"source <(sed -n '/^recipe()/,/^}}/p' dev); for name in {names}; do echo $name $(recipe $name); done"
+    done = subprocess.run(["bash", "-c", script], cwd=folder, capture_output=True, text=True, check=True)
+    return dict(line.split() for line in done.stdout.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("changed", "again"),
+    [("main", {"main", "programs"}), ("older", {"older", "llamafactory"}), ("skypilot", {"skypilot"}), ("new", set())],
+)
+def test_requirements_of_one_environment_make_no_other_again(tmp_path: Path, changed: str, again: set[str]) -> None:
+    shutil.copy(ROOT / "dev", tmp_path)
+    shutil.copytree(ROOT / "tests" / "environments", tmp_path / "tests" / "environments")
+    before = checksums(tmp_path)
+    with (tmp_path / "tests" / "environments" / f"{changed}.txt").open("a") as file:
+        file.write("another==1\n")
+    after = checksums(tmp_path)
+    assert {name for name in before if before[name] != after[name]} == again

@@ -33,7 +33,7 @@ PUBLIC = {
     "Choice", "Comparison", "DoesNotFit", "Fit", "Job", "Largest", "Memory", "NotResolved", "Offers",
     "OomExplanation", "OverBudget", "Plan", "Prediction", "ScriptTrace", "TrainingData", "TunecastError",
     "Unsupported", "UsageError", "__version__", "cancel", "compare", "data", "jobs", "launch", "logs", "Launched",
-    "LaunchedJobs", "Rendering",
+    "LaunchedJobs", "LaunchedTogether", "RenderedTogether", "Rendering",
     "explain_oom", "fit", "gpus", "largest", "models", "nodes", "offers", "plan", "predict",
     "read", "read_jobs", "recipe", "trace",
 }  # fmt: skip
@@ -43,6 +43,7 @@ SCHEMAS = {
     tunecast.OomExplanation: "tunecast.oom/1", tunecast.Offers: "tunecast.offers/1",
     tunecast.TrainingData: "tunecast.data/1", tunecast.Rendering: "tunecast.launch/1",
     tunecast.Launched: "tunecast.launched/1", tunecast.LaunchedJobs: "tunecast.jobs/1",
+    tunecast.RenderedTogether: "tunecast.launch-many/1", tunecast.LaunchedTogether: "tunecast.launched-many/1",
 }  # fmt: skip
 
 OUTPUT_AND_TRACING = {
@@ -197,6 +198,9 @@ def test_flags_of_fit() -> None:
 
 def test_flags_of_launch() -> None:
     own = {"-h", "--help", "--json", "--on", "--dry-run", "--out", "--option", "--with", "--cpu", "--again"}
+    own |= {"--no-preflight"}
+    own |= {"--at-once", "--share", "--within", "--max-usd", "--eu", "--no-cloud-act", "--spot", "--marketplace"}
+    own |= {"--reserved", "--provider", "--exclude-provider", "--nodes-up-to", "--as-of"}
     assert set(launch.parser()._option_string_actions) == JOB | HELP_ALL | own
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ from datetime import date
 from pathlib import Path
 
 import pytest
+from committed import commit
 
 ROOT = Path(__file__).parents[2]
 
@@ -40,11 +40,6 @@ def files_with_long_tests() -> list[str]:
     """Collecting all other files would take longer than some of the tests."""
     files = sorted((ROOT / "tests").rglob("test_*.py"))
     return [str(path) for path in files if "pytest.mark.long" in path.read_text(encoding="utf-8")]
-
-
-def commit() -> str:
-    done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
-    return done.stdout.strip()
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -41,6 +41,20 @@ def test_unchanged_was_asked_of_what_is_recorded_now() -> None:
     assert inputs["jobs"] >= 300 and inputs["plans"] >= 10
 
 
+def test_launches_were_killed_before_and_after_they_started_anything() -> None:
+    result = result_of("kills")
+    assert result["inputs"]["kills"] >= 100 and sum(result["left"].values()) == result["inputs"]["kills"]
+    assert {"nothing", "no job", "a job"} <= set(result["left"])
+
+
+def test_launches_were_as_many_as_they_are_now() -> None:
+    inputs = result_of("launches")["inputs"]
+    assert inputs["launches"] == 200 and inputs["killed"] == 100
+    after = {name: count for name, count in inputs.items() if name.startswith("jobs after the kill")}
+    assert sum(after.values()) >= 100 and len(after) > 2, "before, while and after jobs were submitted"
+    assert min(inputs[f"cancelled while {state}"] for state in ("queued", "running")) >= 20
+
+
 def test_long_tests_are_there() -> None:
     for name in result_of("long")["inputs"]:
         file, _, function = name.partition("::")

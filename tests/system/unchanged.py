@@ -25,6 +25,8 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+from committed import commit
+
 ROOT = Path(__file__).parents[2]
 RECORDED = ROOT / "tests" / "golden" / "data" / "unchanged.jsonl"
 PARTS = (
@@ -107,11 +109,6 @@ def differences(before: Row, now: Row) -> Iterator[str]:
     for key in before.keys() | now.keys():
         if before.get(key) != now.get(key):
             yield f"{key}: {before.get(key)} -> {now.get(key)}"
-
-
-def commit() -> str:
-    done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
-    return done.stdout.strip()
 
 
 def result(jobs: int, plans: int, failures: list[str]) -> Row:

@@ -15,17 +15,22 @@ from pathlib import Path
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "scontrol")
 NODES = ("node1", "node2", "node3")
-CONTROLLER_PORT, FIRST_PORT = 26817, 27001
+NODE = "NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs={cpus} RealMemory=1000 Gres=gpu:4"
+STOP_S = 5
+"""A node that still ends a job waits for it."""
+REQUEUE_S = 15
+"""How long a job that is queued again waits at least: as long as a credential holds (slurm.conf(5), cred_expire)."""
 CONFIG = """\
 ClusterName=test
 SlurmctldHost={host}(127.0.0.1)
 SlurmUser=root
 AuthType=auth/munge
-AuthInfo=socket={folder}/munge/socket
+AuthInfo=socket={folder}/munge/socket,cred_expire={requeue_s}
 MpiDefault=none
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 ReturnToService=2
+KillWait=5
 SlurmctldPidFile={folder}/slurmctld.pid
 SlurmctldPort={port}
 StateSaveLocation={folder}/state
@@ -39,7 +44,7 @@ SelectTypeParameters=CR_Core
 AccountingStorageType=accounting_storage/none
 JobCompType=jobcomp/none
 GresTypes=gpu
-NodeName=node[1-3] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{first}-{last}] CPUs={cpus} RealMemory=1000 Gres=gpu:4
+{nodes}
 PartitionName=gpu Nodes=node[1-3] Default=YES MaxTime=1-0 DefaultTime=60 State=UP
 """
 
@@ -50,6 +55,15 @@ def missing() -> str | None:
         return "needs root"
     absent = [name for name in PROGRAMS if shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin:/sbin") is None]
     return f"needs {', '.join(absent)}" if absent else None
+
+
+def free_ports(several: int) -> list[int]:
+    """That nobody listens on now."""
+    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(several)]
+    ports = [each.getsockname()[1] for each in held]
+    for each in held:
+        each.close()
+    return ports
 
 
 class SlurmCluster:
@@ -69,16 +83,14 @@ class SlurmCluster:
     def _start_all(self) -> None:
         for name in ("state", "munge", *(f"spool/{node}" for node in NODES)):
             (self.folder / name).mkdir(parents=True)
-        last = FIRST_PORT + len(NODES) - 1
-        text = CONFIG.format(
-            host=socket.gethostname().partition(".")[0],
-            folder=self.folder,
-            port=CONTROLLER_PORT,
-            first=FIRST_PORT,
-            last=last,
-            cpus=os.cpu_count() or 1,
+        host, (port, *others) = socket.gethostname().partition(".")[0], free_ports(1 + len(NODES))
+        nodes = [
+            NODE.format(name=name, host=host, port=each, cpus=os.cpu_count() or 1)
+            for name, each in zip(NODES, others, strict=True)
+        ]
+        self.config.write_text(
+            CONFIG.format(host=host, folder=self.folder, port=port, nodes="\n".join(nodes), requeue_s=REQUEUE_S)
         )
-        self.config.write_text(text)
         (self.folder / "gres.conf").write_text(f"NodeName=node[1-3] Name=gpu Count=4 File={self._devices()}\n")
         (self.folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\nCgroupAutomount=no\n")
         self._start_munge()
@@ -128,7 +140,11 @@ class SlurmCluster:
     def _stop(self, name: str) -> None:
         process = self.processes.pop(name)
         process.send_signal(signal.SIGTERM)
-        process.wait()
+        try:
+            process.wait(STOP_S)
+        except subprocess.TimeoutExpired:  # it waits for a job that does not end
+            process.kill()
+            process.wait()
 
     def stop(self) -> None:
         self.told("scancel", "--user=root")

@@ -1,22 +1,25 @@
-"""Jobs on a real Slurm: trained on one node and on two, cancelled, past their limit, asking for too much, and with the
-controller restarted in between."""
+"""Jobs on a real Slurm: trained on one node and on two, cancelled, past their limit, asking for too much, several as an
+array, and with the controller restarted in between. Where it does not matter what is trained, nothing is."""
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from slurm_cluster import SlurmCluster, missing
 from tiny_training import job_of, make
 
-from tunecast.door.launch import Launched, cancel, jobs, launch
+from tunecast.door.launch import launch
+from tunecast.door.launch_many import LaunchedTogether
+from tunecast.door.launched import Launched, LaunchedJobs, cancel, jobs
 from tunecast.errors import NotResolved
 from tunecast.launching import ledger
 
@@ -25,7 +28,6 @@ if int(version("transformers").partition(".")[0]) < 5:
     pytest.skip("what is rendered is for TRL from 1.0 on", allow_module_level=True)
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.long,
     pytest.mark.skipif(missing() is not None, reason=str(missing())),
 ]
 
@@ -43,18 +45,54 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make(tmp_path_factory.mktemp("launch"))
 
 
-@pytest.fixture(autouse=True)
-def own_places(cluster: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setenv("SLURM_CONF", str(cluster.config))
-    monkeypatch.setenv("PATH", os.path.dirname(sys.executable), prepend=os.pathsep)
+@pytest.fixture(scope="module", autouse=True)
+def own_places(cluster: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    folder = tmp_path_factory.mktemp("own")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_DATA_HOME", str(folder / "data"))
+        patch.setenv("HF_HOME", str(folder / "hub"))
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        patch.setenv("SLURM_CONF", str(cluster.config))
+        patch.setenv("PATH", os.path.dirname(sys.executable), prepend=os.pathsep)
+        yield
+
+
+class Limited(NamedTuple):
+    launched: Launched
+    saved_at: float
+    """When the first checkpoint was."""
+    steps: int
+    """That it has from then on, so that the second attempt comes to an end."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def limited(made: Path, own_places: None, cluster: SlurmCluster) -> Limited:
+    """One that is paused once it has saved what it is to go on from, however long that took. Then it gets its limit,
+    which comes while the other tests run."""
+    began = time.monotonic()
+    found = started(made, {"time": "60"}, max_steps=1_000_000, save_steps=5)
+    once(found.id, lambda each: steps_of(each) >= 5)
+    pause(found.folder)
+    config, steps = found.folder / "sft.yaml", steps_of(found) + 20
+    config.write_text(config.read_text().replace("max_steps: 1000000", f"max_steps: {steps}"))
+    minutes = int((time.monotonic() - began) / 60) + 2
+    cluster.told("scontrol", "update", f"JobId={found.number}", f"TimeLimit={minutes}")
+    return Limited(found, saved(found).stat().st_mtime, steps)
+
+
+@pytest.fixture
+def asleep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the place of the training."""
+    stub = tmp_path / "stub" / "torchrun"
+    stub.parent.mkdir()
+    stub.write_text("#!/bin/sh\nexec sleep \"$(sed -n 's/^max_steps: //p' sft.yaml)\"\n")
+    stub.chmod(0o755)
+    monkeypatch.setenv("PATH", str(stub.parent), prepend=os.pathsep)
 
 
 def started(made: Path, options: dict[str, str] | None = None, **fields: Any) -> Launched:
     job = job_of(made, method="lora", **fields)
-    found = launch(job, on="slurm", cpu=True, options={"mem": "100", **(options or {})})
+    found = launch(job, on="slurm", cpu=True, options={"mem": "100", **(options or {})}, again=True)
     assert isinstance(found, Launched)
     return found
 
@@ -76,24 +114,37 @@ def steps_of(launched: Launched) -> int:
     return max((state["global_step"] for state in states), default=0)
 
 
-@pytest.mark.parametrize("nodes", [1, 2])
-def test_it_trains(made: Path, nodes: int) -> None:
-    first = started(made, nodes=nodes, max_steps=2)
+def pause(folder: Path) -> None:
+    """The processes of a training: until its limit it would keep a core busy."""
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            ours = os.path.samefile(process / "cwd", folder) and b"trl.scripts" in (process / "cmdline").read_bytes()
+        except OSError:
+            continue
+        if ours:
+            os.kill(int(process.name), signal.SIGSTOP)
+
+
+def test_it_trains_on_two_nodes(made: Path) -> None:
+    first = started(made, nodes=2, max_steps=2)
     assert first.state in ("queued", "running") and first.number
     assert steps_of(once(first.id, lambda each: each.state == "done")) == 2
 
 
+@pytest.mark.usefixtures("asleep")
 def test_one_that_is_cancelled_while_the_controller_is_restarted(made: Path, cluster: SlurmCluster) -> None:
-    first = started(made, max_steps=1_000_000, save_steps=5)
+    first = started(made, max_steps=1_000_000)
     once(first.id, lambda each: each.state == "running")
     cluster.stop_controller()
+    assert standing(first.id).state == "unknown"
     cluster.start_controller()
-    once(first.id, lambda each: steps_of(each) > 0)
-    assert standing(first.id).state == "running"
-    assert cancel(first.id).state in ("cancelled", "running")
+    once(first.id, lambda each: each.state == "running")
+    stopped = cancel(first.id)
+    assert isinstance(stopped, Launched) and stopped.state in ("cancelled", "running")
     assert once(first.id, lambda each: each.state == "cancelled").number == first.number
 
 
+@pytest.mark.usefixtures("asleep")
 def test_one_that_was_killed_before_it_wrote_its_number_is_found_again(made: Path) -> None:
     first = started(made, max_steps=1_000_000)
     ledger.with_number(ledger.entry_of(first.id), "")
@@ -102,19 +153,43 @@ def test_one_that_was_killed_before_it_wrote_its_number_is_found_again(made: Pat
     once(first.id, lambda each: each.state == "cancelled")
 
 
+@pytest.mark.usefixtures("asleep")
+def test_several_are_an_array(made: Path, cluster: SlurmCluster) -> None:
+    """One is cancelled and the others are not; the same command starts it again, and none of the others."""
+    several = [job_of(made, method="lora", rank=rank, max_steps=2) for rank in (8, 16, 32)]
+    how: dict[str, Any] = {"on": "slurm", "cpu": True, "options": {"mem": "100"}, "at_once": 2}
+    found = launch(several, **how)
+    assert isinstance(found, LaunchedTogether)
+    numbers = [each.number for each in found.jobs]
+    assert numbers == [f"{numbers[0].partition('_')[0]}_{n}" for n in range(3)]
+    last = found.jobs[2]
+    assert last.state == "queued", "two run at a time"
+    cancel(last.id)
+    for each in found.jobs[:2]:
+        once(each.id, lambda each: each.state == "done")
+    assert once(last.id, lambda each: each.state == "cancelled").group == found.group
+    again = launch(several, **how)
+    assert isinstance(again, LaunchedTogether)
+    assert again.there_before == tuple(each.id for each in found.jobs[:2]) and len(again.jobs) == 3
+    stopped = cancel(found.group)
+    assert isinstance(stopped, LaunchedJobs) and len(stopped.jobs) == 4
+    once(again.jobs[-1].id, lambda each: each.state == "cancelled")
+
+
 def test_one_that_asks_for_more_than_there_is(made: Path) -> None:
+    before = jobs()
     with pytest.raises(NotResolved, match=r"sbatch: .*not available"):
         started(made, {"gres": "gpu:99"})
-    assert jobs().jobs == (), "nothing was started, and nothing is left"
+    assert {each.id for each in jobs().jobs} == {each.id for each in before.jobs}, "nothing is left of it"
 
 
-def test_one_past_its_limit_goes_on_from_its_checkpoint(made: Path, cluster: SlurmCluster) -> None:
-    first = started(made, {"time": "1"}, max_steps=1_000_000, save_steps=5)
+def test_one_past_its_limit_goes_on_from_its_checkpoint(limited: Limited, cluster: SlurmCluster) -> None:
+    """On one node, to its end."""
+    first, saved_at, steps = limited
     once(first.id, lambda each: "Restarts=1" in cluster.told("scontrol", "show", "job", each.number))
-    before = steps_of(first)
-    assert before >= 5
-    once(first.id, lambda each: steps_of(each) > before)
-    saved, again = first.folder / "output" / "checkpoint-5" / "trainer_state.json", first.folder / "attempt"
-    assert saved.stat().st_mtime < again.stat().st_mtime, "the second attempt did not begin anew"
-    cancel(first.id)
-    once(first.id, lambda each: each.state == "cancelled")
+    assert steps_of(once(first.id, lambda each: each.state == "done")) == steps
+    assert saved(first).stat().st_mtime == saved_at, "the second attempt did not begin anew"
+
+
+def saved(launched: Launched, steps: int = 5) -> Path:
+    return launched.folder / "output" / f"checkpoint-{steps}" / "trainer_state.json"

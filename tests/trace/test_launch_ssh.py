@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from slurm_cluster import free_ports
 from tiny_training import job_of, make
 
-from tunecast.door.launch import Launched, cancel, jobs, launch, log_command
+from tunecast.door.launch import launch
+from tunecast.door.launched import Launched, cancel, jobs, log_command
 from tunecast.errors import NotResolved
 
 pytest.importorskip("trl")
@@ -25,10 +27,8 @@ if int(version("transformers").partition(".")[0]) < 5:
 SSHD = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin")
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.long,
     pytest.mark.skipif(SSHD is None or os.geteuid() != 0, reason="needs sshd, and root"),
 ]
-PORT = 20222
 HOME = Path.home()
 
 
@@ -36,16 +36,16 @@ class Server:
     """An sshd, and programs ssh and scp that find it."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self.folder, (port,) = folder, free_ports(1)
         for name in ("host", "user"):
             subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / name], check=True)
         (folder / "sshd.conf").write_text(
-            f"Port {PORT}\nListenAddress 127.0.0.1\nHostKey {folder}/host\nAuthorizedKeysFile {folder}/user.pub\n"
+            f"Port {port}\nListenAddress 127.0.0.1\nHostKey {folder}/host\nAuthorizedKeysFile {folder}/user.pub\n"
             "StrictModes no\nPermitRootLogin yes\nPasswordAuthentication no\nUsePAM no\nPidFile none\n"
             "Subsystem sftp internal-sftp\n"
         )
         (folder / "ssh.conf").write_text(
-            f"Host box\n HostName 127.0.0.1\n Port {PORT}\n IdentityFile {folder}/user\n StrictHostKeyChecking no\n"
+            f"Host box\n HostName 127.0.0.1\n Port {port}\n IdentityFile {folder}/user\n StrictHostKeyChecking no\n"
             f" UserKnownHostsFile {folder}/known\n LogLevel ERROR\n"
         )
         for name in ("ssh", "scp"):
@@ -86,9 +86,11 @@ def own_places(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("PATH", str(server.folder / "bin"), prepend=os.pathsep)
 
 
-def started(made: Path, **fields: Any) -> Launched:
+def started(
+    made: Path, venv: Path = Path(sys.executable).parent.parent, *, preflight: bool = True, **fields: Any
+) -> Launched:
     job = job_of(made, method="lora", id=f"test-{os.getpid()}-{time.monotonic_ns()}", **fields)
-    found = launch(job, on="ssh:box", cpu=True, options={"venv": str(Path(sys.executable).parent.parent)})
+    found = launch(job, on="ssh:box", cpu=True, options={"venv": str(venv)}, preflight=preflight)
     assert isinstance(found, Launched)
     return found
 
@@ -120,8 +122,13 @@ def test_it_trains_and_the_connection_may_be_lost(made: Path, server: Server) ->
         shutil.rmtree(there, ignore_errors=True)
 
 
-def test_one_that_is_cancelled(made: Path) -> None:
-    first = started(made, max_steps=1_000_000)
+def test_one_that_is_cancelled(made: Path, tmp_path: Path) -> None:
+    """What is trained does not matter: it sleeps."""
+    stub = tmp_path / "venv" / "bin" / "torchrun"
+    stub.parent.mkdir(parents=True)
+    stub.write_text("#!/bin/sh\nexec sleep 1000\n")
+    stub.chmod(0o755)
+    first = started(made, stub.parent.parent, preflight=False, max_steps=1_000_000)
     try:
         once(first.id, lambda each: each.state == "running")
         cancel(first.id)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from tunecast.tape.card import Card
 from tunecast.tape.op import Alloc, Begin, Free, Op, Phase, Tape
 from tunecast.tape.trace.request import Answer
 from tunecast.tape.trace.run import trace_script
+from tunecast.tape.trace.script import explained
 
 SCRIPTS = Path(__file__).parent / "scripts"
 sys.path.insert(0, str(SCRIPTS))
@@ -139,7 +141,7 @@ twice(torch.ones(3, device="cuda"))
 
 
 def test_inference_mode_reads_values_and_moves_known_tensors(own_folder: Path) -> None:
-    """Below autograd, where inference mode is, `to` and `item` come whole. Lightning evaluates so."""
+    """Below autograd, where inference mode is, `to`, `item` and `where` come whole. Lightning evaluates so."""
     (own_folder / "script.py").write_text(
         "import torch\n"
         "with torch.inference_mode():\n"
@@ -147,11 +149,65 @@ def test_inference_mode_reads_values_and_moves_known_tensors(own_folder: Path) -
         "    assert three.device.type == 'cuda' and three.item() == 3\n"
         "    mean = torch.ones(8, 1024).to('cuda').mean()\n"
         "    assert isinstance(mean.item(), float)\n"
+        "    assert torch.where(torch.tensor([0, 3, 4], device='cuda') > 2)[0].tolist() == [1, 2]\n"
     )
     tape, answer = trace_script("script.py", [], Card())
     assert answer.error is None and answer.finished
-    assert [op.name for op in tape.ops()] == ["_to_copy", "_to_copy", "mean"]
+    assert [op.name for op in tape.ops()] == ["_to_copy", "_to_copy", "mean", "_to_copy", "gt", "nonzero"]
     assert 8 * 1024 * 4 in [event.nbytes for event in tape.events if isinstance(event, Alloc)]
+
+
+def test_what_torchscript_would_compile_runs_as_it_is_written(own_folder: Path) -> None:
+    """A tensor that its interpreter made on the card ended the process. torch.distributed.optim compiles when it is
+    imported, as Axolotl does; a function that is compiled and never called is worth no word."""
+    (own_folder / "script.py").write_text(
+        "import torch, torch.distributed.optim\n"
+        "@torch.jit.script\n"
+        "def shift(x):\n"
+        "    return x + torch.tensor([1.0, 2.0, 3.0], device=x.device)\n"
+        "@torch.jit.script\n"
+        "def unused(x):\n"
+        "    return x * 2\n"
+        "layer = torch.nn.Linear(3, 3, device='cuda')\n"
+        "optimizer = torch.optim.SGD(layer.parameters())\n"
+        "shift(layer(torch.ones(2, 3, device='cuda'))).sum().backward()\n"
+        "optimizer.step()\n"
+    )
+    tape, answer = trace_script("script.py", [], Card())
+    assert answer.error is None and answer.finished and answer.steps == 1
+    assert list(tape.guesses) == ["shift is compiled by TorchScript, which may fuse it; traced as written"]
+
+
+def test_kernels_of_xformers_are_refused_with_the_way_that_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unsloth takes them on a card like the H200, where xformers is installed."""
+    error = RuntimeError("There was no fake impl registered for <CustomOpDef(flash_attn_3.fwd)>.")
+    found = explained(error)
+    assert found is not None and "torch.library.register_fake" in str(found)
+    monkeypatch.setitem(sys.modules, "xformers", ModuleType("xformers"))
+    found = explained(error)
+    assert found is not None and "an environment without xformers" in str(found)
+
+
+def test_lines_are_named_from_the_working_folder_and_packages_of_any_environment_are_no_ones_own(
+    own_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A package may lie in another environment's folder: the user's site, or one that a .pth file adds."""
+    packages = tmp_path / "other" / "site-packages"
+    packages.mkdir(parents=True)
+    (packages / "layers.py").write_text("def relu(x):\n    return x.relu()\ndef is_small(x):\n    return x < 5\n")
+    (own_folder / "models").mkdir()
+    (own_folder / "models" / "net.py").write_text("import layers\ndef forward(x):\n    return layers.relu(x)\n")
+    (own_folder / "script.py").write_text(
+        "import torch, layers\n"
+        "from models.net import forward\n"
+        "x = forward(torch.ones(1024, 1024, device='cuda'))\n"
+        "layers.is_small(x.sum().item())\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(packages))
+    tape, answer = trace_script("script.py", [], Card())
+    assert answer.error is None and answer.finished
+    assert f"models/net.py:3 > {packages}/layers.py:2" in [op.source for op in tape.ops()]
+    assert not tape.guesses
 
 
 def test_flags_drawn_on_the_host_select_as_many_as_a_real_run(own_folder: Path) -> None:

@@ -110,6 +110,29 @@ def test_fake_tensors_pass_for_plain_ones() -> None:
     assert found == {"plain": [True, False, True], "parameter": [False, True, True], "number": [False, False, True]}
 
 
+def test_no_token_is_found_untrained_and_the_search_still_runs() -> None:
+    """As unsloth_zoo/tokenizer_utils.py searches: what `where` finds depends on weights that nobody has."""
+    found = traced("""
+    from types import SimpleNamespace
+
+    def fix_untrained_tokens(weight):
+        zero = torch.amax(weight, axis=1) <= 1e-16
+        rows = torch.where(zero)[0]
+        chosen = torch.where(zero, 1.0, 2.0)
+        return [list(rows.shape), list(weight[rows].cpu().float().numpy().shape), rows.tolist(), list(chosen.shape)]
+
+    module = SimpleNamespace(fix_untrained_tokens=fix_untrained_tokens)
+    with tracing(Card()) as recorder:
+        answers.find_all_tokens_trained(module, recorder)
+        where = torch.where
+        answer(found=module.fix_untrained_tokens(torch.empty(10, 4, device="cuda")), restored=torch.where is where,
+               told=list(recorder.assumptions))
+    """)
+    assert found["found"] == [[0], [0, 4], [], [10]]
+    assert found["restored"]
+    assert any("without a trained embedding" in sentence for sentence in found["told"])
+
+
 def test_without_unsloth_the_job_says_what_to_do() -> None:
     found = traced("""
     from tunecast.errors import NotResolved

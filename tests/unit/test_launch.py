@@ -206,7 +206,7 @@ def test_slurms_order() -> None:
 
 def test_a_rehearsal_has_no_cards() -> None:
     found = rendered(job_of(gpus=2, parallel={"data": "fsdp"}), cpu=True)
-    assert "torchrun --nproc-per-node 2 -m trl.scripts.sft" in found.files["train.sh"]
+    assert "torchrun --nproc_per_node 2 -m trl.scripts.sft" in found.files["train.sh"]
     assert values(found, "sft.yaml")["use_cpu"] is True and "accelerate.yaml" not in found.files
 
 

@@ -11,6 +11,7 @@ from tunecast.hardware.catalog import gpus
 from tunecast.job import Job, job_from_dict
 from tunecast.prediction.modelled import card_of
 from tunecast.tape.build.job_runs import SHARED, Builder, fold_job, operations_of, paper_run
+from tunecast.tape.build.micro_batches import micro_batch_structures
 from tunecast.tape.build.request import BuildRequest, Contents, StructureKey, structure_key
 from tunecast.tape.card import Card
 from tunecast.tape.op import Op, Phase
@@ -178,6 +179,18 @@ def test_structures_are_forgotten() -> None:
         job = job_from_dict(BASE | LORA | {"optimizer": optimizer})
         assert folded(job, Card(), builder) == anew(job, Card())
     assert len(builder.keys) == 1
+
+
+def test_what_was_just_built_is_forgotten_last() -> None:
+    """However old the first structure of its key is: else a job's own batches would have none."""
+    builder, other = Builder(most_rows=1), job_from_dict(BASE | LORA | {"optimizer": "sgd"})
+    own = micro_batch_structures(job_from_dict(BASE | LORA), CONFIG, Card(), builder=builder)
+    assert own is not None and own.of(2, 40) is not None
+    builder._most_rows = 10**6
+    folded(other, Card(), builder)
+    builder._most_rows = 1
+    assert own.of(1, 40) is not None  # one row is another structure
+    assert len(builder.keys) == 1 and builder.keys[0].per_micro_batch
 
 
 def test_a_job_that_is_refused_is_refused_for_what_it_is() -> None:

@@ -6,14 +6,16 @@ from collections.abc import Sequence
 
 from tunecast.cli.answers import print_answer
 from tunecast.cli.arguments import Parser, add_json_flag
-from tunecast.door.launch import cancel
-from tunecast.report.lists.launch import launched_text
+from tunecast.door.launched import LaunchedJobs, cancel
+from tunecast.report.lists.launch import jobs_text, launched_text
 
-USAGE = "tunecast cancel ID [--json]"
-DESCRIPTION = "Stops a job that `tunecast launch` started; its files stay. One that is over stays as it is."
+USAGE = "tunecast cancel ID|GROUP [--json]"
+DESCRIPTION = """\
+Stops a job that `tunecast launch` started, or all jobs of a group; files stay. One that is over stays as it is."""
 EPILOG = """\
 examples:
   tunecast cancel llama-3-1-8b-lora
+  tunecast cancel sweep-3fa2c1          all that were launched together
 """
 
 
@@ -27,5 +29,8 @@ def parser() -> Parser:
 def run(argv: Sequence[str]) -> int:
     arguments = parser().read(argv)
     found = cancel(arguments.id)
-    print_answer(found, arguments, lambda terminal: launched_text(found))
+    if isinstance(found, LaunchedJobs):
+        print_answer(found, arguments, lambda terminal: jobs_text(found))
+    else:
+        print_answer(found, arguments, lambda terminal: launched_text(found))
     return 0

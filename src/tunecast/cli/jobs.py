@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tunecast.cli.answers import print_answer
 from tunecast.cli.arguments import Parser, add_json_flag
-from tunecast.door.launch import jobs
+from tunecast.door.launched import jobs
 from tunecast.report.lists.launch import jobs_text
 
 USAGE = "tunecast jobs [--json]"

@@ -6,7 +6,7 @@ import subprocess
 from collections.abc import Sequence
 
 from tunecast.cli.arguments import Parser
-from tunecast.door.launch import log_command, logs
+from tunecast.door.launched import log_command, logs
 
 USAGE = "tunecast logs ID [--follow]"
 DESCRIPTION = "All that a job printed so far, as its engine keeps it."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import cache, partial
 from typing import TYPE_CHECKING
@@ -14,7 +14,7 @@ from tunecast.cli.arguments import Parser, add_calibration_flag, add_output_flag
 from tunecast.cli.main import is_unwritable, without_traceback
 from tunecast.door.predict import predict
 from tunecast.errors import DEBUG, DoesNotFit, OverBudget, TunecastError, UsageError, internal_error, printable
-from tunecast.job.flags import COMMON, add_job_flags, overrides_from
+from tunecast.job.flags import COMMON, add_job_flags, sweep_from
 from tunecast.job.job import Data, Job
 from tunecast.job.readers import JobError, job_error, read_jobs
 from tunecast.prediction.modelled import require_engine
@@ -112,8 +112,12 @@ def run(argv: Sequence[str]) -> int:
             from tunecast.cli.files import require_writable
 
             require_writable(flag, name)
-    overrides = overrides_from(arguments)
-    by_source = [(source, list(read_jobs(source, overrides))) for source in arguments.jobs]
+    points = sweep_from(arguments)
+    overrides = points[0].overrides
+    by_source = [
+        (source, [job for point in points for job in _labelled(read_jobs(source, point.overrides), point.label)])
+        for source in arguments.jobs
+    ]
     jobs = [job for _, found in by_source for job in found]
     if len(jobs) > 1 and (arguments.html or arguments.snapshot):
         raise UsageError(f"--html and --snapshot show one job; got {len(jobs)}", field="--html")
@@ -137,6 +141,12 @@ def run(argv: Sequence[str]) -> int:
 
         return worst(on_all_cores(partial(answer, options=options), jobs))
     return worst(answer(job, number, options) for number, job in enumerate(jobs, start=1))
+
+
+def _labelled(jobs: Iterable[Job | JobError], label: str) -> Iterator[Job | JobError]:
+    """Of a sweep each by what makes it another."""
+    for job in jobs:
+        yield replace(job, id=f"{job.id or job.model} {label}") if isinstance(job, Job) and label else job
 
 
 def python_of(given: str | None) -> str:

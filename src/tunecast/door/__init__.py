@@ -16,9 +16,14 @@ fit.py           The smallest changes, least harm first, after which a job fits 
 following.py     Launchers that a script starts itself, and cards that its launcher shows it
 largest.py       The most that fits a card: the largest bundled model, the longest sequence, the largest micro-batch
 launch.py        A job, a plan or the file somebody trains with, started on an engine; and what was started
+launch_many.py   Several jobs launched together: each gets its machine, the engine queues them, and what was started
+                 is found again
+launched.py      What was launched from this machine: how it stands, what it printed, and its end
 launchers.py     What stands before the script on a command line: `python`, `torchrun`, `accelerate launch`, or
                  nothing
 offers.py        What machines with GPUs cost, and whether one is free
+placing.py       Which machine each of several jobs gets: by plan, each its cheapest, or of machines that they share;
+                 and what that saves against one kind of machine for all of them
 plan.py          Which machines to rent for a job, with which settings, how long it takes and what it costs in all
 predict.py       What a job needs, how long it takes and, where asked for, what its machines cost
 programs.py      Programs that an environment installs: `trl sft`, `llamafactory-cli train`, `axolotl train`, any

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, overload
 
+from tunecast.door.launched import Launched, LaunchedJobs, cancel, jobs, launched_of, log_command, logs, states_of
 from tunecast.door.predict import predict
 from tunecast.door.read import Source, dotted, read_on_card
-from tunecast.errors import DoesNotFit, NotResolved, TunecastError, UsageError
+from tunecast.errors import DoesNotFit, TunecastError, UsageError
 from tunecast.job.job import Job
 from tunecast.job.mapping import check_overrides, job_from_dict, with_overrides
 from tunecast.job.model import resolve_model
@@ -23,61 +23,40 @@ from tunecast.job.stacks import SFT_STACK
 from tunecast.job.writer import write_file
 from tunecast.launching import ledger
 from tunecast.launching.engines import Engine, engine_of, rendering_of
-from tunecast.launching.ledger import LedgerEntry
+from tunecast.launching.ledger import LedgerEntry, NotKnown
+from tunecast.launching.offers import PlannedMachines, planned_machines, with_offers
+from tunecast.launching.preflight.expected import preflight_s, with_preflight
 from tunecast.launching.programs import as_framework, program_of, program_of_file
+from tunecast.launching.programs.accelerate import start_s
 from tunecast.launching.rendering import Order, Rendering, TrainingProgram
+from tunecast.market.offer import SPOT
 from tunecast.planning.choice import Choice, Plan
 from tunecast.prediction.outside.needs import machine_ram_bytes
 from tunecast.prediction.prediction import Prediction
-from tunecast.records import dataclass, replace
-from tunecast.result import Result
+from tunecast.records import replace
+
+if TYPE_CHECKING:
+    from tunecast.door.launch_many import LaunchedTogether, RenderedTogether
 
 __all__ = ["Launched", "LaunchedJobs", "cancel", "jobs", "launch", "log_command", "logs"]
 
 PLAN_SCHEMA = Plan.schema
+SAVES = "run.save_steps"
 CARDS = "/dev"
 """Where NVIDIA's driver puts a file for each card: nvidia0, nvidia1 and so on."""
 
 
-@dataclass(frozen=True)
-class Launched(Result):
-    """A job that was started."""
-
-    schema: ClassVar[str] = "tunecast.launched/1"
-    KEYS: ClassVar[tuple[str, ...]] = (
-        *("schema", "id", "engine", "framework", "state", "number", "folder", "submitted", "notes"),
-    )
-    FROM: ClassVar[Mapping[str, str]] = {"folder": "folder_name"}
-
-    id: str
-    engine: str
-    framework: str
-    state: str
-    """queued, running, done, failed, cancelled, not started; ended: it is over, and nobody knows how; unknown: its
-    engine does not answer."""
-    number: str
-    """What the engine calls it."""
-    folder: Path
-    submitted: str
-    notes: tuple[str, ...] = ()
-
-    @property
-    def folder_name(self) -> str:
-        return str(self.folder)
+class RunsAlready(UsageError):
+    """The same job, on the same engine."""
 
 
-@dataclass(frozen=True)
-class LaunchedJobs(Result):
-    """Every launch of this user on this machine, the oldest first."""
-
-    schema: ClassVar[str] = "tunecast.jobs/1"
-    KEYS: ClassVar[tuple[str, ...]] = ("schema", "jobs")
-
-    jobs: tuple[Launched, ...]
+OneSource = Source | Plan | Choice
+"""What one job may be launched from."""
 
 
+@overload
 def launch(
-    source: Source | Plan | Choice,
+    source: OneSource,
     overrides: Mapping[str, object] | None = None,
     *,
     on: str,
@@ -87,36 +66,62 @@ def launch(
     cpu: bool | None = None,
     options: Mapping[str, str] | None = None,
     extra: Mapping[str, object] | None = None,
-) -> Rendering | Launched:
+    preflight: bool = True,
+) -> Rendering | Launched: ...
+@overload
+def launch(
+    source: list[OneSource] | tuple[OneSource, ...],
+    overrides: Mapping[str, object] | None = None,
+    *,
+    on: str,
+    dry_run: bool = False,
+    out: str | os.PathLike[str] | None = None,
+    again: bool = False,
+    cpu: bool | None = None,
+    options: Mapping[str, str] | None = None,
+    extra: Mapping[str, object] | None = None,
+    preflight: bool = True,
+    **many: Any,
+) -> RenderedTogether | LaunchedTogether: ...
+def launch(
+    source: OneSource | list[OneSource] | tuple[OneSource, ...],
+    overrides: Mapping[str, object] | None = None,
+    *,
+    on: str,
+    dry_run: bool = False,
+    out: str | os.PathLike[str] | None = None,
+    again: bool = False,
+    cpu: bool | None = None,
+    options: Mapping[str, str] | None = None,
+    extra: Mapping[str, object] | None = None,
+    preflight: bool = True,
+    **many: Any,
+) -> Rendering | Launched | RenderedTogether | LaunchedTogether:
     """The files and commands that run a job, where `dry_run`; else they are run, and what was started comes back.
 
-    on       local, slurm, or ssh:HOST
-    out      a folder that gets the files too
-    again    also where the same is running already
-    cpu      without cards, as a rehearsal; None: locally, where this machine has none
-    options  of the engine: `{"partition": "gpu"}`
-    extra    further settings of the trainer's, such as `{"learning_rate": 2e-4}`; none that the job says
+    on         local, slurm, ssh:HOST, kubernetes, skypilot, dstack or lyceum
+    out        a folder that gets the files too
+    again      also where the same is running already
+    cpu        without cards, as a rehearsal; None: locally, where this machine has none
+    options    of the engine: `{"partition": "gpu"}`
+    extra      further settings of the trainer's, such as `{"learning_rate": 2e-4}`; none that the job says
+    preflight  whether the job checks its machine before it trains
+    many       of a list of jobs, which are launched together: `at_once`, `share`, and the options of `plan`
+               (door/launch_many.py, `launch_many`)
 
     Raises `UsageError` where the job names no data and is to be started, or the same is running already; `DoesNotFit`
     where the prediction does not fit its cards.
     """
+    if isinstance(source, (list, tuple)):
+        from tunecast.door.launch_many import Together, launch_many
+
+        together = Together(overrides, cpu, options or {}, extra or {}, preflight)
+        return launch_many(source, together, on=on, dry_run=dry_run, out=out, again=again, **many)
+    if many:
+        raise UsageError(f"launch: got {next(iter(many))!r}, which is of several jobs. To fix: launch([job], …)")
     engine = engine_of(on)
-    own = own_file(source)
-    job, notes = (read_on_card(own, overrides), ()) if own is not None else job_of(source, overrides)
-    rehearsed = cpu if cpu is not None else engine.name == "local" and not dry_run and not has_cards()
-    if own is not None:
-        changes = dotted(overrides)
-        require_here(engine, extra)
-        order = order_of(job, lambda: program_of_file(own, job, changes, bool(cpu)), cpu=bool(cpu))
-        rehearsed = False
-    else:
-        further = extra or {}
-        order = order_of(
-            job, lambda: program_of(job, elsewhere=engine.elsewhere, cpu=rehearsed, extra=further), cpu=rehearsed
-        )
+    order, notes = prepare(source, overrides, engine, cpu=cpu, extra=extra, dry_run=dry_run, preflight=preflight)
     rendering = rendering_of(order, engine, options or {})
-    if rehearsed:
-        notes = (*notes, "rendered for CPUs, as a rehearsal: nothing of the prediction holds there")
     rendering = replace(rendering, notes=(*notes, *rendering.notes))
     if out is not None:
         for name, text in rendering.files.items():
@@ -124,13 +129,46 @@ def launch(
     return rendering if dry_run else submit(rendering, order, engine, options or {}, again=again)
 
 
+def prepare(
+    source: OneSource,
+    overrides: Mapping[str, object] | None,
+    engine: Engine,
+    *,
+    cpu: bool | None,
+    extra: Mapping[str, object] | None,
+    dry_run: bool,
+    preflight: bool = True,
+) -> tuple[Order, tuple[str, ...]]:
+    """What an engine is asked to run, and what was decided of it that nobody said."""
+    own = own_file(source)
+    job, notes = (read_on_card(own, overrides), ()) if own is not None else job_of(source, overrides)
+    rehearsed = cpu if cpu is not None else engine.name == "local" and not dry_run and not has_cards()
+    if own is not None:
+        changes = dotted(overrides)
+        require_here(engine, extra)
+        order = order_of(job, lambda: program_of_file(own, job, changes, bool(cpu)), cpu=bool(cpu), preflight=preflight)
+        rehearsed = False
+    else:
+        further = extra or {}
+        order = order_of(
+            job,
+            lambda: program_of(job, elsewhere=engine.elsewhere, cpu=rehearsed, extra=further),
+            cpu=rehearsed,
+            preflight=preflight,
+        )
+    if rehearsed:
+        notes = (*notes, "rendered for CPUs, as a rehearsal: nothing of the prediction holds there")
+    return with_offers(order, machines_in(source), predict), notes
+
+
 def job_of(source: Source | Plan | Choice, overrides: Mapping[str, object] | None) -> tuple[Job, tuple[str, ...]]:
     """The job that is to be launched, and what was decided of it that nobody said."""
-    job = read_on_card(_planned(source), overrides)
-    notes: tuple[str, ...] = ()
+    planned = _planned(source)
+    job = read_on_card(planned, overrides)
+    notes = saves_note(source, job)
     if not job.is_given("stack") and job.stack != SFT_STACK:
         job = replace(job, stack=SFT_STACK)
-        notes = (f"the job names no stack: {SFT_STACK} trains it. Plans and predictions of it: --stack {SFT_STACK}",)
+        notes += (f"the job names no stack: {SFT_STACK} trains it. Plans and predictions of it: --stack {SFT_STACK}",)
     job, decided = as_framework(job)
     return job, (*notes, *decided)
 
@@ -147,6 +185,34 @@ def _planned(source: Source | Plan | Choice) -> Source:
     if isinstance(source, (str, os.PathLike)) and (content := _plan_in(Path(source))):
         return _job_of_plan(content, str(source))
     return source
+
+
+def saves_note(source: Source | Plan | Choice, job: Job) -> tuple[str, ...]:
+    """Of a spot machine that a plan picked, and whose checkpoints it chose (planning/bill.py, `Biller.save_steps`)."""
+    best = source.best if isinstance(source, Plan) else source
+    kind, step_s = "", 0.0
+    changes: Mapping[str, object] = {}
+    if isinstance(best, Choice):
+        kind, changes, step_s = best.fleet.offer.kind, best.changes, best.step_s
+    elif isinstance(source, (str, os.PathLike)) and (content := _plan_in(Path(source))):
+        pick = content["picks"][content["best"]]  # as `_job_of_plan` found it
+        offer, step_s = pick.get("offer"), pick.get("step_s", 0.0)
+        kind, changes = offer.get("kind", "") if isinstance(offer, Mapping) else "", pick["changes"]
+    if kind != SPOT or changes.get(SAVES) != job.run.save_steps or not isinstance(step_s, (int, float)):
+        return ()
+    steps = job.run.save_steps
+    every = f"a spot machine: a checkpoint every {steps:,} steps ({step_s * steps / 60:.0f} min)"
+    return (f"{every}, sqrt(2 x seconds of a save / interruptions a second) apart (Young, CACM 17, 1974)",)
+
+
+def machines_in(source: Source | Plan | Choice) -> PlannedMachines:
+    """What a plan says of machines; nothing where there is none."""
+    if isinstance(source, Plan):
+        return planned_machines(source.to_dict(), "the plan")
+    if isinstance(source, Choice):
+        return planned_machines({"best": "only", "picks": {"only": source.to_dict()}}, "the choice")
+    content = _plan_in(Path(source)) if isinstance(source, (str, os.PathLike)) else None
+    return PlannedMachines() if content is None else planned_machines(content, str(source))
 
 
 def _plan_in(path: Path) -> Mapping[str, Any] | None:
@@ -190,7 +256,7 @@ def require_here(engine: Engine, extra: Mapping[str, object] | None) -> None:
         raise UsageError("--with: your own file has settings of its own. To fix: write it there", field="extra")
 
 
-def order_of(job: Job, render: Callable[[], TrainingProgram], *, cpu: bool) -> Order:
+def order_of(job: Job, render: Callable[[], TrainingProgram], *, cpu: bool, preflight: bool = True) -> Order:
     """`render` is asked for once the prediction has said what is wrong with the job itself."""
     found = predict(job)
     program = render()
@@ -200,12 +266,16 @@ def order_of(job: Job, render: Callable[[], TrainingProgram], *, cpu: bool) -> O
         )
     time, outside = found.time, found.outside
     host = None if found.utilization is None else found.utilization.host
+    if preflight:
+        program = with_preflight(program, job, found, ram_of(job, found), cpu=cpu)
+    launcher_s = start_s(program.command)
+    added_s = launcher_s + (preflight_s(job, found) if preflight else 0.0)
     return Order(
         name_of(job),
         job,
         program,
-        None if time is None or cpu else time.total_s,
-        None if time is None or cpu or time.total_range_s is None else time.total_range_s[1],
+        None if time is None or time.total_s is None or cpu else time.total_s + launcher_s,
+        None if time is None or cpu or time.total_range_s is None else time.total_range_s[1] + added_s,
         1 if host is None else host.cpu_cores,
         ram_of(job, found),
         None if outside is None else outside.disk.peak_bytes,
@@ -238,68 +308,60 @@ def has_cards() -> bool:
 
 def submit(rendering: Rendering, order: Order, engine: Engine, options: Mapping[str, str], *, again: bool) -> Launched:
     """What is started is named after its launch, so that its engine knows it by that name."""
+    require_startable(rendering, engine)
+    engine.require(order, options)
+    with ledger.exclusive():
+        for same in () if again else entries_like([rendering], ledger.ACTIVE).values():
+            state = states_of([same])[same.id]
+            raise RunsAlready(
+                f"the same is {state} already, as {same.id}. To fix: --again starts it once more", field="again"
+            )
+        entry = ledger.reserve(rendering, now())
+    return start(entry, order, engine, options, rendering.notes)
+
+
+def require_startable(rendering: Rendering, engine: Engine) -> None:
     for placeholder in rendering.placeholders:
         raise UsageError.at(
             placeholder.field, "a job without it is shown by --dry-run, and not started. To fix: --data-path FILE"
         )
     if not engine.submits:
         raise UsageError(f"--on: {engine.name} is rendered, and not started from here: --dry-run", field="on")
-    digest = ledger.digest_of(rendering)
-    same = [each for each in ledger.entries() if each.digest == digest and state_of(each) in ledger.ACTIVE]
-    if same and not again:
-        raise UsageError(
-            f"the same is {state_of(same[-1])} already, as {same[-1].id}. To fix: --again starts it once more",
-            field="again",
-        )
-    entry = ledger.reserve(rendering, datetime.now(UTC).isoformat(timespec="seconds"))
+
+
+def now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def entries_like(renderings: Sequence[Rendering], wanted: Sequence[str]) -> dict[str, LedgerEntry]:
+    """By digest, the newest launch of the same that is in one of these states. What a launch that was killed left
+    behind, and never became a job, is cleared away."""
+    digests = set(map(ledger.digest_of, renderings))
+    same = [each for each in ledger.entries() if each.digest in digests]
+    states = states_of(same)
+    for entry in same:
+        if states[entry.id] == "not started" and not entry.number:
+            ledger.drop(entry)
+    return {each.digest: each for each in same if states[each.id] in wanted}
+
+
+def start(
+    entry: LedgerEntry, order: Order, engine: Engine, options: Mapping[str, str], notes: tuple[str, ...] = ()
+) -> Launched:
+    """What was reserved; nothing of it is left where its engine refuses."""
     named = rendering_of(replace(order, name=entry.id), engine, options)
     try:
-        for name, text in named.files.items():
-            write_file(entry.folder / name, text, folder_too=True)
-        number = engine.module.submit(entry, named.commands, dict(os.environ))
+        with ledger.submission(entry) as held:
+            write_files(entry, named.files)
+            number = engine.module.submit(held, named.commands, dict(os.environ))
+    except NotKnown:
+        raise
     except TunecastError:
         ledger.drop(entry)
         raise
-    entry = ledger.with_number(entry, number)
-    return _launched(entry, rendering.notes)
+    return launched_of([ledger.with_number(entry, number)], notes)[0]
 
 
-def _launched(entry: LedgerEntry, notes: tuple[str, ...] = ()) -> Launched:
-    return Launched(
-        entry.id, entry.engine, entry.framework, state_of(entry), entry.number, entry.folder, entry.submitted, notes
-    )
-
-
-def state_of(entry: LedgerEntry) -> str:
-    try:
-        state = cast(str, engine_of(entry.engine).module.state(entry))
-    except NotResolved:
-        return "unknown"
-    return "cancelled" if entry.cancelled and state in ("failed", "ended", "not started") else state
-
-
-def jobs() -> LaunchedJobs:
-    return LaunchedJobs(tuple(map(_launched, ledger.entries())))
-
-
-def log_command(name: str, *, follow: bool = False) -> tuple[str, ...]:
-    """What shows all that a job printed."""
-    entry = ledger.entry_of(name)
-    return tuple(engine_of(entry.engine).module.log_command(entry, follow=follow))
-
-
-def logs(name: str) -> str:
-    """All that a job printed so far."""
-    done = subprocess.run(log_command(name), capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL)
-    if done.returncode:
-        raise NotResolved(f"{name}: there is no log yet ({' '.join(done.stderr.split())[:200]})", field="id")
-    return done.stdout
-
-
-def cancel(name: str) -> Launched:
-    """Stop a job; one that is over stays as it is."""
-    entry = ledger.entry_of(name)
-    if state_of(entry) in (*ledger.ACTIVE, "unknown"):
-        engine_of(entry.engine).module.cancel(entry)
-        entry = ledger.as_cancelled(entry)
-    return _launched(entry)
+def write_files(entry: LedgerEntry, files: Mapping[str, str]) -> None:
+    for name, text in files.items():
+        write_file(entry.folder / name, text, folder_too=True)

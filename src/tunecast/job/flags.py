@@ -10,6 +10,7 @@ import argparse
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cache
+from itertools import product
 
 from tunecast.errors import UsageError
 from tunecast.job.foreign import fields_meant, plain
@@ -122,7 +123,7 @@ def add_job_flags(parser: argparse.ArgumentParser, without: Collection[str] = ()
         group.add_argument(flag.flag, dest=dest, metavar=metavar, default=argparse.SUPPRESS, help=help)
     parser.add_argument(
         "--set", dest=PREFIX, metavar="FIELD=VALUE", action="append", default=[],
-        help="any field of the job, by its dotted name or what trainers call it",
+        help="any field of the job, by its dotted name or what trainers call it; A,B,C: a sweep (predict, launch)",
     )  # fmt: skip
 
 
@@ -135,6 +136,53 @@ def overrides_from(arguments: argparse.Namespace) -> dict[str, object]:
         if name.startswith(PREFIX) and name != PREFIX
     ]
     return fields_meant([*flags, *_pairs(given.get(PREFIX, []), "--set")])
+
+
+class SweepPoint(NamedTuple):
+    """One of the jobs that a sweep makes of one."""
+
+    label: str
+    """`rank-8-micro-batch-4`; '' where nothing is swept."""
+    overrides: dict[str, object]
+
+
+SWEPT = ("int", "int or choice", "float", "choice", "bool", "bytes", "release")
+"""Kinds of fields of which a comma separates values; of others it may be part of one."""
+
+
+def sweep_from(arguments: argparse.Namespace) -> list[SweepPoint]:
+    """What the flags set, once for every value of `--set lora.rank=8,16,64`; of several such, for all combinations."""
+    texts: list[str] = vars(arguments).get(PREFIX, [])
+    swept = [text for text in texts if is_swept(text)]
+    plain_ones = argparse.Namespace(**{**vars(arguments), PREFIX: [text for text in texts if text not in swept]})
+    rest = overrides_from(plain_ones)
+    points = []
+    for values in product(*map(_values, swept)):
+        label = "-".join(f"{name.rpartition('.')[2]}-{value}" for name, value in values)
+        points.append(SweepPoint(_slug(label), {**rest, **fields_meant(values)}))
+    return points
+
+
+def is_swept(text: str) -> bool:
+    name, equals, value = text.partition("=")
+    if not equals or "," not in value:
+        return False
+    fields = fields_meant([(name, value.split(",")[0].strip())])
+    knobs = all_knobs()
+    return bool(fields) and all(each == "model" or (each in knobs and knobs[each].kind in SWEPT) for each in fields)
+
+
+def _values(text: str) -> list[tuple[str, object]]:
+    name, _, values = text.partition("=")
+    found = [value.strip() for value in values.split(",")]
+    if not all(found) or len(set(found)) < len(found):
+        raise UsageError(f"--set: got {shown(text)}; allowed: FIELD=A,B,C, each once", field="--set")
+    return [(name.strip(), value) for value in found]
+
+
+def _slug(text: str) -> str:
+    letters = "".join(each if each.isalnum() and each.isascii() else "-" for each in text.lower())
+    return "-".join(part for part in letters.split("-") if part)
 
 
 def assignments(texts: Iterable[str], flag: str = "--set") -> dict[str, object]:

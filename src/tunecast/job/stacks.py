@@ -329,6 +329,7 @@ _TORCHTUNE = Stack(
     weights_dtype=lambda job: "bfloat16",  # `dtype: bf16` of every recipe's configuration, torchtune 0.6
     targets=("q_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),  # its configurations
     compiles_always=True,
+    rendered_by="torchtune",
 )
 _LITGPT = Stack(
     "litgpt",

@@ -15,6 +15,7 @@ from typing import ClassVar
 from tunecast.job.job import Job
 from tunecast.records import NamedTuple, dataclass, field
 from tunecast.result import Result
+from tunecast.units import HOUR_S
 
 SCRIPT, RESUME = "train.sh", "resume.sh"
 """The one command of a training, with its environment; and the same from its last checkpoint on, where there is one,
@@ -22,6 +23,16 @@ which engines run that may start a job again."""
 REQUIREMENTS, CONTAINER = "requirements.txt", "Containerfile"
 OUTPUT = "output"
 """The folder that a rendered training writes to, beside its files."""
+PREFLIGHT, PREFLIGHT_EXPECTED, PREFLIGHT_PASSED = "preflight.py", "preflight.json", "preflight.passed"
+PREFLIGHT_DATA, PREFLIGHT_LINKS = "preflight_data.py", "preflight_links.py"
+"""What checks a machine before it trains, against what; and what is left behind where it passed."""
+PREFLIGHT_VERDICT, PREFLIGHT_STATUS = "preflight.txt", 78
+"""Its last line; and the exit status of a job that it stopped: EX_CONFIG of sysexits.h."""
+FIRST_STEPS = "preflight_output"
+"""The folder that the first steps write to, which is thrown away."""
+CHECKPOINT = "CHECKPOINT"
+TRAINER_STATE = "checkpoint-*/trainer_state.json"
+"""transformers/trainer.py, `_save_checkpoint`."""
 
 Command = tuple[str, ...]
 """Words, as `execve` takes them."""
@@ -56,7 +67,42 @@ class TrainingProgram:
     folder: str = ""
     """Where it is started; '': where its files are."""
     resumes: Command = ()
-    """Words after which a checkpoint is named; none: it finds its own."""
+    """Words that make it go on from its last checkpoint, whose folder stands where they say `CHECKPOINT`."""
+    checkpoint_end: str = TRAINER_STATE
+    """What it writes last of a checkpoint, so that one with it is whole: a pattern of paths below `OUTPUT`."""
+    before: tuple[Command, ...] = ()
+    """Commands that bring what it reads, before it is started."""
+    columns: tuple[tuple[str, ...], ...] = ()
+    """Of its data, one of these sets; none: they are not known."""
+    first_steps: Command = ()
+    """Words after which it trains two steps and keeps nothing; none: it takes none."""
+
+
+@dataclass(frozen=True)
+class MachineOffer:
+    """Machines that a plan would rent for the job as it is launched."""
+
+    provider: str
+    kind: str
+    """on-demand, spot, reserved or owned."""
+    gpu: str
+    gpus: int
+    """Of one machine."""
+    nodes: int
+    usd_per_hour: float
+    """Of one machine."""
+    total_s: float
+    """The whole run there, as predicted."""
+    regions: tuple[str, ...] = ()
+    """The provider's own names; none where nobody says."""
+    instance: str = ""
+    source: str = ""
+    """The price list: a name of market/catalog/sources.csv."""
+
+    @property
+    def total_usd(self) -> float:
+        """Of all machines, while it trains."""
+        return self.usd_per_hour * self.nodes * self.total_s / HOUR_S
 
 
 @dataclass(frozen=True)
@@ -70,14 +116,34 @@ class Order:
     expected_s: float | None
     """The whole run, as predicted; None where the job does not say how much there is to train on."""
     limit_s: float | None
-    """The high end of its 80 % range."""
+    """The high end of its 80 % range, and the check of its machine."""
     cpu_cores: int = 1
     """Of a machine."""
     ram_bytes: int | None = None
     """Of a machine's host memory."""
     disk_bytes: int | None = None
-    usd_per_hour: float | None = None
-    """Of the machines that were picked; None where nothing was."""
+    in_turn: bool = False
+    """One of several on one machine that has no queue of its own: each waits for those before it."""
+    offers: tuple[MachineOffer, ...] = ()
+    """Of a plan: its pick, then what else runs the same settings on as many cards, the cheapest run first."""
+    anywhere: bool = True
+    """Whether others than `offers` may be rented; not where the plan was asked for places or providers."""
+    max_usd: float | None = None
+    """The most that the run may cost, where the plan was asked for that."""
+
+    @property
+    def usd_per_hour(self) -> float | None:
+        """Of the machines that were picked; None where nothing was."""
+        return self.offers[0].usd_per_hour * self.offers[0].nodes if self.offers else None
+
+
+class JobArray(NamedTuple):
+    """Jobs that an engine takes as one, and what it is given for them in the folder of the first."""
+
+    members: tuple[int, ...]
+    """Which of the orders, counted from 0."""
+    files: Mapping[str, str]
+    commands: tuple[Command, ...]
 
 
 @dataclass(frozen=True)

@@ -94,10 +94,16 @@ def shell_word(word: str) -> str:
     return f'"{word}"' if VARIABLE.fullmatch(word) else shlex.quote(word)
 
 
-def shell_script(command: Command, environment: Mapping[str, str], heading: Sequence[str], folder: str = "") -> str:
+def shell_script(
+    command: Command,
+    environment: Mapping[str, str],
+    heading: Sequence[str],
+    folder: str = "",
+    before: Sequence[Command] = (),
+) -> str:
     """Run from anywhere, it works in `folder`, or in its own; its process becomes the training's, so that signals reach
-    it."""
+    it. `before`: what has to be done first."""
     lines = ["#!/usr/bin/env bash", *(f"# {comment(line)}" for line in heading), "set -euo pipefail"]
     lines.append(f"cd {shlex.quote(folder)}" if folder else 'cd "$(dirname "${BASH_SOURCE[0]}")"')
     lines += [f"export {name}={shell_word(value)}" for name, value in environment.items()]
-    return "\n".join([*lines, f'exec {shell_words(command)} "$@"', ""])
+    return "\n".join([*lines, *map(shell_words, before), f'exec {shell_words(command)} "$@"', ""])

@@ -26,6 +26,8 @@ savings.py      What of a choice's cost can be avoided: the same bill with a pha
 script_plan.py  A plan of a script: its trace on every card that is rented out, priced and billed as a job's are
 search.py       The search: every setting of every rig is either cut by a proven floor or predicted, so no pick is
                 missed
+sharing.py      Several jobs on machines that are there already: which runs where and in what order, so that all are
+                over by a deadline at least cost
 space.py        What a plan may choose between: machines on one side, settings of the job on the other
 taken.py        What a plan's job does not say, and what other values would change on the machine the answer begins
                 with

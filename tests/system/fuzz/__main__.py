@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import subprocess
 import sys
 import time
 from collections import Counter, defaultdict
@@ -13,6 +12,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import date
 from pathlib import Path
 from typing import Any
+
+from committed import commit
 
 from .doors import DOORS
 from .outcomes import ANSWERED, FAILURES, OUTCOMES, REFUSED
@@ -102,11 +103,6 @@ def only(text: str) -> tuple[str, int | None]:
     if text not in DOORS:
         raise argparse.ArgumentTypeError(f"got {text!r}; allowed: DOOR or DOOR:NUMBER, of {', '.join(DOORS)}")
     return text, None
-
-
-def commit() -> str:
-    told = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
-    return told.stdout.strip()
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -54,12 +54,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         work = arguments.work or Path(folder)
         places = Places(arguments.repositories.resolve(), work / "checkouts", work / "data")
         make_stand_ins(places)
-        outcomes = []
+        outcomes, at = [], commit()
         for program in chosen:
             outcome = try_program(program, places)
             outcomes += [outcome] if outcome else []
             if outcome and arguments.out:
-                write_result(arguments.out, outcomes)
+                write_result(arguments.out, outcomes, at)
     unexpected = sum(bool(each.failure) for each in outcomes)
     traced = sum(bool(each.word) for each in outcomes)
     print(f"{len(outcomes)} programs: {traced} traced, {len(outcomes) - traced} refused, {unexpected} not as expected")
@@ -80,16 +80,16 @@ def try_program(program: Program, places: Places) -> Outcome | None:
     return outcome
 
 
-def write_result(path: Path, outcomes: list[Outcome]) -> None:
+def write_result(path: Path, outcomes: list[Outcome], at: str) -> None:
     """The programs in the manifest's order; of those that did not run now, what the file said."""
     before = json.loads(path.read_text(encoding="utf-8"))["programs"] if path.exists() else []
     rows: dict[str, dict[str, Any]] = {row["name"]: row for row in before}
-    rows |= {each.name: {**asdict(each), "commit": commit()} for each in outcomes}
+    rows |= {each.name: {**asdict(each), "commit": at} for each in outcomes}
     programs = [rows[each.name] for each in read_programs() if each.name in rows]
     versions = {name: metadata.version(name) for name in PACKAGES}
     result = {
         "date": date.today().isoformat(),
-        "commit": commit(),
+        "commit": at,
         "inputs": {
             "file": str(MANIFEST.relative_to(ROOT)),
             "listed": len(read_programs()),
@@ -103,7 +103,9 @@ def write_result(path: Path, outcomes: list[Outcome]) -> None:
 
 
 def commit() -> str:
-    done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
+    """Of this checkout; `-dirty` where something in it is changed."""
+    words = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude", "*"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
     return done.stdout.strip()
 
 

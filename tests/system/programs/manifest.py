@@ -45,6 +45,7 @@ class Program:
     folder: str = "{data}"
     """Where it is started."""
     steps: int = 2
+    """Optimizer steps after which it is stopped; 0: it is traced to its end."""
     options: tuple[str, ...] = ()
     """Further options of `tunecast trace`."""
     files: Mapping[str, str] = field(default_factory=dict)

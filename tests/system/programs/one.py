@@ -98,9 +98,10 @@ def trace_program(program: Program, places: Places) -> Outcome:
     named = {"source": str(source), "data": str(places.data), "python": python}
     command = [word.format(**named) for word in program.command]
     options = [word.format(**named) for word in program.options]
+    steps = ["--steps", str(program.steps)] if program.steps else []
     words = [
-        python, "-m", "tunecast", "trace", "--json", "--steps", str(program.steps or "all"), "--time-limit",
-        str(TIME_LIMIT_S), "--memory-limit", str(MEMORY_LIMIT_GIB), *options, "--", *command,
+        python, "-m", "tunecast", "trace", "--json", *steps, "--time-limit", str(TIME_LIMIT_S), "--memory-limit",
+        str(MEMORY_LIMIT_GIB), *options, "--", *command,
     ]  # fmt: skip
     importable = [str(ROOT / "src"), *([] if program.source.release else [str(source), str(source / "src")])]
     variables = {
@@ -163,6 +164,8 @@ def failure_of(program: Program, outcome: Outcome) -> str:
         return "not traced"
     if outcome.message:
         return "stopped by an error after a step"
+    if not outcome.finished and not program.steps:
+        return f"ended before its end, after {outcome.steps} steps"
     if (not outcome.finished and outcome.steps < program.steps) or not outcome.steps:
         return f"{outcome.steps} steps of {program.steps}"
     if outcome.allocated_bytes < program.least_gib * GIB:

@@ -32,6 +32,7 @@ CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
+LLAMA_3 = ("<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
 SYLLABLES = ("ka", "to", "mi", "ra", "ne", "lu", "so", "vi", "pe", "da", "shi", "go", "ban", "tor", "el", "ith")
 
 
@@ -79,6 +80,7 @@ class Words:
             "share": self._draw.random,
             "id": lambda: str(self._draw.randrange(10**9)),
             "chat": lambda: self.column("user", row) + self.column("assistant", row),
+            "sharegpt": lambda: [{"from": who, "value": self.text()} for who in ("human", "gpt")],
         }[word]()
 
 
@@ -107,6 +109,8 @@ def make_stand_ins(places: Places) -> None:
     write_digits(places.data / "data" / "MNIST" / "raw")
     shutil.copyfile(places.data / "text.txt", places.data / "data" / "wikitext-2.txt")
     write_images(places.data / "images")
+    (places.data / "images" / "results").mkdir()  # pytorch/examples has one beside vae/main.py
+    (places.data / "nltk_data" / "tokenizers" / "punkt").mkdir(parents=True)  # looked for, and read in evaluation only
     try:
         metrics = checkout_of(METRICS, places) / "metrics"
     except NotHere:
@@ -196,12 +200,13 @@ def train_tokenizer(lines: Sequence[str], folder: Path) -> None:
     """Byte-pair encoding of the made-up words, with the special tokens of every model above."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-    special = ["<pad>", "</s>", "<unk>", "<s>", "<mask>", "<|im_start|>", "<|im_end|>", "<|endoftext|>"]
+    special = ["<pad>", "</s>", "<unk>", "<s>", "<mask>", "<|im_start|>", "<|im_end|>", "<|endoftext|>", *LLAMA_3]
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=VOCABULARY, special_tokens=special, initial_alphabet=alphabet)
+    size = VOCABULARY + len(LLAMA_3)
+    trainer = trainers.BpeTrainer(vocab_size=size, special_tokens=special, initial_alphabet=alphabet)
     tokenizer.train_from_iterator(lines, trainer)
     tokenizer.save(str(folder / "tokenizer.json"))
     tokenizer.model.save(str(folder))

@@ -1,10 +1,19 @@
 """Where a training runs, one file each: rendering is pure, submitting thin.
 
 commands.py  An engine's own command, run here: what it printed, or its words for what went wrong
+dstack.py    dstack: a task with the plan's card and providers, of which dstack takes the cheapest
+kubernetes.py  Kubernetes: a TrainJob of Kubeflow Trainer with its runtime, queued by Kueue where a queue is named,
+             started by `kubectl apply`
 local.py     This machine: a process of its own session, which goes on when the terminal is closed
+lyceum.py    lyceum: a container on one machine, by lyceum-cli; files go through the account's storage
+names.py     What engines call our cards and providers. What is not here is named in a note, and never guessed
+skypilot.py  SkyPilot: a task with the plan's machines in the plan's order, started by `sky launch`, or by `sky jobs
+             launch` where a spot machine is among them
 slurm.py     Slurm: a batch script with its order, submitted by sbatch
 ssh.py       A plain machine, by ssh: files are copied into tunecast/NAME of the user's folder there, and started in a
              session of their own, which goes on when the connection is lost
+start.py     What engines with machines of their own run there: which machine it is, where results are kept, and the
+             training
 """
 
 from __future__ import annotations
@@ -19,7 +28,10 @@ from tunecast.launching.programs import files_of
 from tunecast.launching.rendering import Command, Order, Rendering
 from tunecast.records import NamedTuple
 
-ENGINES: Mapping[str, str] = {"local": "local", "slurm": "slurm", "ssh": "ssh"}
+ENGINES: Mapping[str, str] = {
+    **{"local": "local", "slurm": "slurm", "ssh": "ssh", "kubernetes": "kubernetes"},
+    **{"skypilot": "skypilot", "dstack": "dstack", "lyceum": "lyceum"},
+}
 """What `--on` names, by the file here that does it."""
 WITH_HOST = ("ssh",)
 HOST = re.compile(r"(?:[A-Za-z_][A-Za-z0-9_.-]*@)?[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?")
@@ -34,7 +46,9 @@ class Engine(NamedTuple):
     host: str
     module: Any
     """With `ELSEWHERE`, `OPTIONS` and `render`; those that start jobs here also `submit`, `state`, `log_command` and
-    `cancel`."""
+    `cancel`; those that need more than a job to start it `require_options`. An engine that is asked for all its jobs
+    at once has `states`, one that takes several as one `render_many` and `submit_many`; of others each job is asked
+    for, and submitted, by itself."""
 
     @property
     def spelled(self) -> str:
@@ -48,6 +62,11 @@ class Engine(NamedTuple):
     @property
     def submits(self) -> bool:
         return hasattr(self.module, "submit")
+
+    def require(self, order: Order, options: Mapping[str, str]) -> None:
+        """Raises `UsageError` where it cannot be started so."""
+        if hasattr(self.module, "require_options"):
+            self.module.require_options(order, options)
 
 
 def engine_of(text: str) -> Engine:

@@ -10,18 +10,25 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tunecast.launching.ledger import LOG, PID, STATUS, LedgerEntry
-from tunecast.launching.rendering import SCRIPT, Command, Order
+from tunecast.launching.rendering import RESUME, Command, Order
 
 ELSEWHERE = False
 OPTIONS: tuple[str, ...] = ()
-START = f"echo $$ >{PID}; bash {SCRIPT} >{LOG} 2>&1; echo $? >{STATUS}"
+START = f"echo $$ >{PID}; bash {RESUME} >{LOG} 2>&1; echo $? >{STATUS}"
 """Says its own process first, so that a launch that was killed in between is found again; at its end how it ended."""
+WAITING, TURN = "waiting", "../.turn"
+START_IN_TURN = (
+    f"touch {WAITING}; echo $$ >{PID}; exec 9>>{TURN}; flock 9 || exit 1; rm -f {WAITING}; "
+    f"bash {RESUME} >{LOG} 2>&1 9>&-; echo $? >{STATUS}"
+)
+"""The same, once the jobs before it are over: who holds a lock of the kernel's runs (flock(1)), and it is free when its
+holder ends, however that comes."""
 
 
 def render(
     order: Order, options: Mapping[str, str], host: str
 ) -> tuple[Mapping[str, str], tuple[Command, ...], tuple[str, ...]]:
-    return {}, (("bash", "-c", START),), ()
+    return {}, (("bash", "-c", START_IN_TURN if order.in_turn else START),), ()
 
 
 def submit(entry: LedgerEntry, commands: tuple[Command, ...], environment: Mapping[str, str]) -> str:
@@ -39,12 +46,16 @@ def submit(entry: LedgerEntry, commands: tuple[Command, ...], environment: Mappi
 
 
 def state(entry: LedgerEntry) -> str:
+    """Whether it runs is looked up first: what ends in between has its status written by then."""
+    process = entry.process
+    runs = process is not None and _is_ours(process, entry.folder)
     if entry.status is not None:
         return "done" if entry.status == 0 else "failed"
-    process = entry.process
     if process is None:
         return "not started"
-    return "running" if _is_ours(process, entry.folder) else "failed"
+    if not runs:
+        return "failed"
+    return "queued" if (entry.folder / WAITING).exists() else "running"
 
 
 def _is_ours(process: int, folder: Path) -> bool:

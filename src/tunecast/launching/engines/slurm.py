@@ -2,22 +2,33 @@
 
 Options: sbatch(1). A job that runs into its time limit is queued again where it saved a checkpoint meanwhile, and goes
 on from it; one that did not would not come further the next time either.
+
+Several jobs that ask for the same machines are one array (sbatch(1), --array): Slurm queues them, at most N at a time
+with `%N`. Each works in its own folder, which ARRAY names by its line.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+import shutil
+from collections.abc import Mapping, Sequence
 from math import ceil
 
 from tunecast.errors import NotResolved
 from tunecast.launching.engines.commands import output_of
-from tunecast.launching.ledger import JOB, LOG, STATUS, LedgerEntry
-from tunecast.launching.rendering import OUTPUT, RESUME, Command, Order
+from tunecast.launching.ledger import JOB, LOG, STATUS, LedgerEntry, NotKnown
+from tunecast.launching.rendering import OUTPUT, RESUME, Command, JobArray, Order
+from tunecast.records import replace
 from tunecast.units import MIB
 
 ELSEWHERE = False
 OPTIONS = ("partition", "account", "qos", "constraint", "gres", "reservation", "time", "mem", "exclude", "nodelist")
+BATCH, ARRAY = "job.sbatch", "array.txt"
+MOST_IN_ARRAY = 1000
+"""Slurm's default, one index less (slurm.conf(5), MaxArraySize)."""
 BATCH = "job.sbatch"
+CHECKPOINT_END = "CHECKPOINT_END"
+"""Stands in `BODY` for what the training writes last of a checkpoint."""
 SIGNAL_S = 10
 """Before the limit, and up to a minute earlier (sbatch(1), --signal). Asking to be queued again takes a second."""
 STATES: Mapping[str, str] = {
@@ -46,7 +57,44 @@ def render(
     return {BATCH: batch_text(order, options)}, (test, ("sbatch", "--parsable", BATCH)), tuple(notes)
 
 
-def batch_text(order: Order, options: Mapping[str, str]) -> str:
+def render_many(
+    orders: Sequence[Order], options: Mapping[str, str], host: str, at_once: int | None = None
+) -> tuple[JobArray, ...]:
+    """Those that ask for the same machines as one, in the order given. `at_once`: how many of them may run."""
+    by_machine: dict[tuple[object, ...], list[int]] = {}
+    for n, order in enumerate(orders):
+        asked = order.job.hardware
+        by_machine.setdefault((asked.gpu, asked.gpus, asked.nodes, order.limit_s is None), []).append(n)
+    parts = [
+        each[first : first + MOST_IN_ARRAY]
+        for each in by_machine.values()
+        for first in range(0, len(each), MOST_IN_ARRAY)
+    ]
+    return tuple(_array(orders, tuple(part), options, at_once) for part in parts)
+
+
+def _array(
+    orders: Sequence[Order], members: tuple[int, ...], options: Mapping[str, str], at_once: int | None
+) -> JobArray:
+    of = [orders[n] for n in members]
+    limits = [each.limit_s for each in of if each.limit_s is not None]
+    rams = [each.ram_bytes for each in of if each.ram_bytes is not None]
+    together = replace(
+        of[0],
+        cpu_cores=max(each.cpu_cores for each in of),
+        ram_bytes=max(rams, default=None),
+        limit_s=max(limits, default=None),
+    )
+    array = f"0-{len(of) - 1}" + ("" if at_once is None else f"%{at_once}")
+    files = {
+        BATCH: batch_text(together, options, array),
+        ARRAY: "".join(f"../{each.name}\n" for each in of),
+    }
+    return JobArray(members, files, (("sbatch", "--test-only", BATCH), ("sbatch", "--parsable", BATCH)))
+
+
+def batch_text(order: Order, options: Mapping[str, str], array: str = "") -> str:
+    """Of one job; of several, as `array` says which, what the largest of them needs."""
     hardware = order.job.hardware
     asked = {
         "job-name": order.name,
@@ -58,16 +106,25 @@ def batch_text(order: Order, options: Mapping[str, str]) -> str:
         **({} if order.limit_s is None else {"time": slurm_time(order.limit_s)}),
         "signal": f"B:USR1@{SIGNAL_S}",
         "open-mode": "append",
-        "output": LOG,
+        "output": "array.log" if array else LOG,
+        **({"array": array} if array else {}),
         **options,
     }
     lines = ["#!/usr/bin/env bash", *(f"#SBATCH --{name}={value}" for name, value in asked.items())]
-    return "\n".join([*lines, "#SBATCH --requeue", BODY])
+    body = BODY.replace(CHECKPOINT_END, order.program.checkpoint_end)
+    return "\n".join([*lines, "#SBATCH --requeue", OF_ARRAY if array else ALONE, body])
 
 
-BODY = f"""set -euo pipefail
+ALONE = """set -euo pipefail
 cd "$SLURM_SUBMIT_DIR"
-echo "$SLURM_JOB_ID" >{JOB}
+job=$SLURM_JOB_ID"""
+OF_ARRAY = f"""set -euo pipefail
+cd "$SLURM_SUBMIT_DIR"
+cd "$(sed -n "$((SLURM_ARRAY_TASK_ID + 1))p" {ARRAY})"
+exec >>{LOG} 2>&1
+# The number of one of its jobs is also that of the whole array: by this name it is that one alone.
+job=${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID"""
+BODY = f"""echo "$job" >{JOB}
 rm -f {STATUS}
 touch attempt
 # The address by which Slurm itself reaches the first node.
@@ -79,9 +136,9 @@ export MASTER_ADDR MASTER_PORT
 requeued=
 # Runs before the time limit: again from its checkpoint, where it saved one in this attempt.
 requeue() {{
-    if [ -n "$(find {OUTPUT} -name trainer_state.json -newer attempt 2>/dev/null)" ]; then
+    if [ -n "$(find {OUTPUT} -path '*/{CHECKPOINT_END}' -newer attempt 2>/dev/null)" ]; then
         requeued=1
-        scontrol requeue "$SLURM_JOB_ID"
+        scontrol requeue "$job"
     fi
 }}
 trap requeue USR1
@@ -105,44 +162,82 @@ def slurm_time(seconds: float) -> str:
 
 
 def submit(entry: LedgerEntry, commands: tuple[Command, ...], environment: Mapping[str, str]) -> str:
-    """The job's number. It is named after the launch, so that one that was killed in between is found again."""
-    return _run(commands[-1], entry, environment).strip().partition(";")[0]
+    """The job's number. Slurm knows it by the folder it was submitted in, so that one that was killed in between, or of
+    which the controller's answer was lost, is found again."""
+    try:
+        return _run(commands[-1], entry, environment).strip().partition(";")[0]
+    except NotResolved as error:
+        if shutil.which(commands[-1][0]) is None:
+            raise
+        return _number_after(error, entry)
+
+
+def _number_after(error: NotResolved, entry: LedgerEntry) -> str:
+    """Of a job that was taken all the same. Slurm keeps what it refused for a while too, as failed."""
+    try:
+        known = QueuedJobs(entry)
+    except NotResolved:
+        raise NotKnown(
+            f"{error.message}; whether it was started is not known until Slurm answers", field="on"
+        ) from None
+    number = known.number_of(entry)
+    if number is None or known.state_of(entry) == "failed":
+        raise error
+    return number.partition("_")[0] if entry.part else number
+
+
+def submit_many(
+    entries: Sequence[LedgerEntry], commands: tuple[Command, ...], environment: Mapping[str, str]
+) -> tuple[str, ...]:
+    """Of an array: the number of each of its jobs."""
+    number = submit(entries[0], commands, environment)
+    return tuple(f"{number}_{entry.index}" for entry in entries)
 
 
 def _run(command: Command, entry: LedgerEntry, environment: Mapping[str, str] | None = None) -> str:
-    return output_of(command, entry.folder, environment, named=command[0], absent=": no Slurm here")
+    absent = ": no Slurm here"
+    return output_of(command, entry.submitted_in, environment, named=command[0], absent=absent, lock=entry.lock)
 
 
-def number_of(entry: LedgerEntry) -> str | None:
-    """As sbatch said, as the job itself wrote it, or by its name and the folder it was submitted in."""
-    if entry.number or entry.written(JOB):
-        return entry.number or entry.written(JOB)
-    rows = _run(("squeue", "--noheader", "--states=all", f"--name={entry.id}", "--format=%A %Z"), entry).splitlines()
-    found = [number for number, _, folder in (row.partition(" ") for row in rows) if folder == str(entry.folder)]
-    return max(found, key=int, default=None)
+class QueuedJobs:
+    """What Slurm knows of the user's jobs, asked once: states by number, and numbers by folder and place in an array.
+    What ended minutes ago is forgotten (slurm.conf(5), MinJobAge)."""
+
+    def __init__(self, asking: LedgerEntry) -> None:
+        self.states: dict[str, str] = {}
+        self.numbers: dict[tuple[str, str], str] = {}
+        told = _run(("squeue", "--me", "--array", "--noheader", "--states=all", "--format=%F|%K|%T|%Z"), asking)
+        for row in told.splitlines():
+            job, index, state, place = row.split("|", 3)
+            number = f"{job}_{index}" if index.isdecimal() else job
+            self.states[number] = state
+            self.numbers[place, index if index.isdecimal() else ""] = number
+
+    def number_of(self, entry: LedgerEntry) -> str | None:
+        """As sbatch said, as the job itself wrote it, or as Slurm has it."""
+        return (
+            entry.number or entry.written(JOB) or self.numbers.get((os.path.realpath(entry.submitted_in), entry.index))
+        )
+
+    def state_of(self, entry: LedgerEntry) -> str:
+        number = self.number_of(entry)
+        if number is None:
+            return "not started"
+        known = STATES.get(self.states.get(number, ""))
+        if known in ("queued", "running", "cancelled") or (known and entry.status is None):
+            return known
+        if entry.status is not None:
+            return "done" if entry.status == 0 else "failed"
+        return "ended"
 
 
 def state(entry: LedgerEntry) -> str:
-    number = number_of(entry)
-    if number is None:
-        return "not started"
-    told = "".join(_squeue(entry, number).split()[:1])
-    known = STATES.get(told)
-    if known in ("queued", "running", "cancelled") or (known and entry.status is None):
-        return known
-    if entry.status is not None:
-        return "done" if entry.status == 0 else "failed"
-    return "ended"
+    return states([entry])[entry.id]
 
 
-def _squeue(entry: LedgerEntry, number: str) -> str:
-    """Nothing of a job that it has forgotten."""
-    try:
-        return _run(("squeue", "--noheader", "--states=all", f"--jobs={number}", "--format=%T"), entry)
-    except NotResolved as error:
-        if "Invalid job id" in error.message:
-            return ""
-        raise
+def states(entries: Sequence[LedgerEntry]) -> dict[str, str]:
+    known = QueuedJobs(entries[0])
+    return {entry.id: known.state_of(entry) for entry in entries}
 
 
 def log_command(entry: LedgerEntry, *, follow: bool) -> Command:
@@ -150,6 +245,11 @@ def log_command(entry: LedgerEntry, *, follow: bool) -> Command:
 
 
 def cancel(entry: LedgerEntry) -> None:
-    number = number_of(entry)
-    if number is not None:
-        _run(("scancel", number), entry)
+    cancel_all([entry])
+
+
+def cancel_all(entries: Sequence[LedgerEntry]) -> None:
+    known = QueuedJobs(entries[0])
+    numbers = [number for entry in entries if (number := known.number_of(entry)) is not None]
+    if numbers:
+        _run(("scancel", "--quiet", *numbers), entries[0])

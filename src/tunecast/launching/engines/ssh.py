@@ -7,10 +7,11 @@ Who may log in, with which key and through which port is ssh's own configuration
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+from tunecast.errors import NotResolved
 from tunecast.launching.engines.commands import output_of
-from tunecast.launching.engines.local import START
+from tunecast.launching.engines.local import START, START_IN_TURN, WAITING
 from tunecast.launching.ledger import LOG, PID, STATUS, LedgerEntry
 from tunecast.launching.programs import files_of
 from tunecast.launching.rendering import Command, Order
@@ -27,7 +28,7 @@ def render(
     there, carried = folder_of(order.name), order.program.carried
     folders = sorted({there, *(f"{there}/{path.rpartition('/')[0]}" for path in carried)})
     path = f'export PATH={shlex.quote(options["venv"] + "/bin")}:"$PATH" && ' if "venv" in options else ""
-    run = f"cd {there} && {path}exec setsid bash -c {shlex.quote(START)}"
+    run = f"cd {there} && {path}exec setsid bash -c {shlex.quote(START_IN_TURN if order.in_turn else START)}"
     start = f"{{ {run}; }} </dev/null >/dev/null 2>&1 &"  # nothing of it holds on to the connection
     commands: tuple[Command, ...] = (
         (*SSH, host, f"mkdir -p {' '.join(folders)}"),
@@ -52,21 +53,40 @@ def submit(entry: LedgerEntry, commands: tuple[Command, ...], environment: Mappi
 
 
 def _run(command: Command, entry: LedgerEntry, environment: Mapping[str, str] | None = None) -> str:
-    return output_of(command, entry.folder, environment, named=entry.engine)
+    return output_of(command, entry.folder, environment, named=entry.engine, lock=entry.lock)
 
 
 def _host(entry: LedgerEntry) -> str:
     return entry.engine.partition(":")[2]
 
 
+ASKED = (
+    f"if [ -f {STATUS} ]; then cat {STATUS}; elif [ ! -f {PID} ]; then echo absent; "
+    f'elif ! kill -0 "$(cat {PID})" 2>/dev/null; then echo gone; '
+    f"elif [ -f {WAITING} ]; then echo queued; else echo running; fi"
+)
+"""In a job's folder there."""
+ANSWERS = {"absent": "not started", "queued": "queued", "running": "running", "0": "done"}
+MOST_ASKED = 1000
+"""Names of launches in one command: of at most 45 letters, where Linux takes 131,072 of a word (execve(2))."""
+
+
 def state(entry: LedgerEntry) -> str:
-    asked = (
-        f"cd {folder_of(entry.id)} 2>/dev/null || exit 0; if [ -f {STATUS} ]; then cat {STATUS}; "
-        f"elif [ ! -f {PID} ]; then exit 0; "
-        f'elif kill -0 "$(cat {PID})" 2>/dev/null; then echo running; else echo gone; fi'
-    )
-    told = _run((*SSH, _host(entry), asked), entry).strip()
-    return {"": "not started", "running": "running", "0": "done"}.get(told, "failed")
+    return states([entry])[entry.id]
+
+
+def states(entries: Sequence[LedgerEntry]) -> dict[str, str]:
+    """Of jobs on one machine, in one connection for each thousand."""
+    found: dict[str, str] = {}
+    for first in range(0, len(entries), MOST_ASKED):
+        some = entries[first : first + MOST_ASKED]
+        names = " ".join(folder_of(each.id) for each in some)
+        asked = f"for each in {names}; do (cd $each 2>/dev/null || {{ echo absent; exit; }}; {ASKED}); done"
+        told = _run((*SSH, _host(some[0]), asked), some[0]).split()
+        if len(told) != len(some):
+            raise NotResolved(f"{some[0].engine}: got {len(told)} answers of {len(some)} jobs", field="on")
+        found |= {each.id: ANSWERS.get(answer, "failed") for each, answer in zip(some, told, strict=True)}
+    return found
 
 
 def log_command(entry: LedgerEntry, *, follow: bool) -> Command:

@@ -11,6 +11,8 @@ settings.py       What every framework is told the same way: where model and dat
                   of cards
 trainer.py        Keys of transformers' TrainingArguments that say a job's fields: what TRL and LLaMA-Factory are told
                   alike
+torchtune.py      torchtune: `tune run lora_finetune_single_device --config torchtune.yaml`
+torchtune_models.py  What torchtune is told of a model: its builder, the files of its weights, its tokenizer
 trl.py            TRL's own scripts, started by accelerate: `accelerate launch -m trl.scripts.sft --config sft.yaml`
 """
 
@@ -33,14 +35,21 @@ from tunecast.launching.programs.accelerate import zero_defaults
 from tunecast.launching.programs.own import own_program
 from tunecast.launching.programs.settings import machines_of, places_of
 from tunecast.launching.referee import differences, read_back, require_same
-from tunecast.launching.rendering import CONTAINER, OUTPUT, REQUIREMENTS, RESUME, SCRIPT, TrainingProgram
-from tunecast.launching.texts import shell_script, shell_words
+from tunecast.launching.rendering import (
+    CHECKPOINT,
+    CONTAINER,
+    OUTPUT,
+    PREFLIGHT,
+    PREFLIGHT_PASSED,
+    PREFLIGHT_STATUS,
+    REQUIREMENTS,
+    RESUME,
+    SCRIPT,
+    TrainingProgram,
+)
+from tunecast.launching.texts import shell_script, shell_word
 from tunecast.records import replace
 from tunecast.tape.build.fill_in import fill_in_of
-
-STATE = "trainer_state.json"
-"""What the Trainer writes last into a checkpoint, so that one with it is whole (transformers/trainer.py,
-`_save_checkpoint`)."""
 
 
 def framework_of(job: Job) -> Any:
@@ -57,7 +66,7 @@ def as_framework(job: Job) -> tuple[Job, tuple[str, ...]]:
     """The job with what nobody said of it as its framework does it: the releases it can be installed with, and what its
     files cannot say. Each is told."""
     framework = framework_of(job)
-    decided = {**framework.releases(job), **zero_defaults(job)}
+    decided = {**framework.defaults(job), **zero_defaults(job)}
     decided = {name: value for name, value in decided.items() if not job.is_given(name)}
     job = _with(job, decided)
     filled = _filled(job)
@@ -121,28 +130,43 @@ def script_of(program: TrainingProgram, job: Job) -> str:
         heading.append(
             "on each machine, with NODE_RANK (0 on the first), MASTER_ADDR and MASTER_PORT (the first one's)"
         )
-    return shell_script(program.command, program.environment, heading, program.folder)
+    return shell_script(program.command, program.environment, heading, program.folder, program.before)
 
 
 def files_of(program: TrainingProgram, job: Job) -> dict[str, str]:
     """Everything that a training is started from, whatever starts it."""
     return {
         SCRIPT: script_of(program, job),
-        RESUME: resume_text(program),
+        RESUME: resume_text(program, job.hardware.nodes),
         **program.files,
         REQUIREMENTS: requirements_text(program),
         CONTAINER: container_text(program),
     }
 
 
-def resume_text(program: TrainingProgram) -> str:
-    """A checkpoint counts once it is whole. A framework without words for it finds its own."""
-    named = f'{shell_words(program.resumes)} "$(dirname "$last")"' if program.resumes else ""
+def resume_text(program: TrainingProgram, nodes: int = 1) -> str:
+    """A checkpoint counts once it is whole. A machine that passed its check is not checked again; several are at every
+    start: they have to agree."""
+    words = " ".join(map(_resume_word, program.resumes))
     lines = ["#!/usr/bin/env bash", "# From the last checkpoint on, where there is one.", "set -euo pipefail"]
     lines.append('cd "$(dirname "${BASH_SOURCE[0]}")"')
-    if named:
+    if PREFLIGHT in program.files:
+        check = f'"$(command -v python || command -v python3)" {PREFLIGHT} || exit {PREFLIGHT_STATUS}'
+        if nodes == 1:
+            lines += [
+                f'passed="{PREFLIGHT_PASSED}.$(uname -n)"',
+                f'if [ ! -e "$passed" ]; then {check}; touch "$passed"; fi',
+            ]
+        else:
+            lines.append(check)
+    if words:
         lines += [
-            f"last=$(find {OUTPUT} -path '*/checkpoint-*/{STATE}' 2>/dev/null | sort -V | tail -n 1 || true)",
-            f'if [ -n "$last" ]; then set -- {named}; fi',
+            f"last=$(find -H {OUTPUT} -path '*/{program.checkpoint_end}' 2>/dev/null | sort -V | tail -n 1 || true)",
+            f'if [ -n "$last" ]; then set -- {words}; fi',
         ]
     return "\n".join([*lines, f'exec bash {SCRIPT} "$@"', ""])
+
+
+def _resume_word(word: str) -> str:
+    """`--resume_from_checkpoint=CHECKPOINT`, with the folder of the file that was found."""
+    return f'"{word.replace(CHECKPOINT, "${last%/*}")}"' if CHECKPOINT in word else shell_word(word)

@@ -14,7 +14,7 @@ from tunecast.job.job import Job
 from tunecast.job.releases import RELEASES, minor
 from tunecast.job.shardings import sharding_of, shards_and_copies
 from tunecast.job.stacks import stack_of
-from tunecast.launching.programs.settings import MASTER_ADDR, MASTER_PORT, NODE_RANK, Machines
+from tunecast.launching.programs.settings import MASTER_ADDR, MASTER_PORT, NODE_RANK, Machines, torchrun_words
 from tunecast.launching.rendering import Command
 from tunecast.launching.texts import yaml_text
 
@@ -33,6 +33,10 @@ ZERO_KEYS = {
 PRECISIONS = {None: "no", "bfloat16": "bf16", "float16": "fp16"}
 AUTO = ("reduce_bucket_size", "prefetch_bucket_size", "param_persistence_threshold")
 """Those that follow the hidden size where they are `auto`."""
+START_S = 16.0
+"""A Python of its own imports torch before the training's does: 15.1, 15.8, 16.7 and 17.4 s until that begins, in four
+launches on two machines with an H200 (benchmarks/data/launched_runs.jsonl, job_s less process_s); 10.4 s of an empty
+program on another (data/launcher_start.jsonl)."""
 FSDP_2_SINCE = (5, 0)
 """transformers whose Trainer takes FSDP 2 where nothing is said."""
 
@@ -42,19 +46,15 @@ def launch_command(machines: Machines, *program: str) -> Command:
     return ("accelerate", "launch", "--config_file", CONFIG, *(several if machines.nodes > 1 else ()), *program)
 
 
+def start_s(command: Command) -> float:
+    """What a training takes longer because accelerate starts it; `START_S` of the prediction is of one Python."""
+    return START_S if command[:2] == ("accelerate", "launch") else 0.0
+
+
 def on_cpu(machines: Machines, *program: str) -> Command:
     """By torchrun: accelerate starts several processes without cards by mpirun alone (accelerate/commands/launch.py,
     `launch_command`)."""
-    several = (
-        *("--nnodes", str(machines.nodes), "--node-rank", NODE_RANK),
-        *("--master-addr", MASTER_ADDR, "--master-port", MASTER_PORT),
-    )
-    return (
-        "torchrun",
-        *(several if machines.nodes > 1 else ()),
-        *("--nproc-per-node", str(machines.gpus)),
-        *program,
-    )
+    return ("torchrun", *torchrun_words(machines), *program)
 
 
 def accelerate_files(job: Job, machines: Machines) -> dict[str, str]:

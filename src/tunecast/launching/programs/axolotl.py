@@ -25,15 +25,19 @@ from tunecast.launching.programs.accelerate import (
     fsdp_section,
     fsdp_version,
     launch_command,
+    on_cpu,
     plain_text,
 )
 from tunecast.launching.programs.columns import Columns, columns_of
 from tunecast.launching.programs.settings import Machines, Places, environment_of, whole
-from tunecast.launching.rendering import OUTPUT, TrainingProgram
+from tunecast.launching.rendering import CHECKPOINT, FIRST_STEPS, OUTPUT, Command, TrainingProgram
 from tunecast.launching.texts import yaml_text
 
 NAME = "axolotl"
 TRAINING = "axolotl.yaml"
+TWO_STEPS = ("--max_steps=2", f"--output_dir={FIRST_STEPS}")
+"""It saves after the last one: another `save_strategy` beside the file's `save_steps` is refused
+(axolotl/utils/schemas/validation.py, `check_saves`)."""
 TASKS: Mapping[str, Mapping[str, object]] = {"sft": {}, "dpo": {"rl": "dpo"}}
 """What says each task that is rendered."""
 INSTALLABLE = {
@@ -47,34 +51,52 @@ INSTALLABLE = {
 """What axolotl 0.19.0 installs (the metadata of its wheel, Requires-Dist); of torch the newest."""
 ACCELERATE = "1.13.0"
 """The same of accelerate."""
+RATES = {"full": 2e-5, "lora": 2e-4}
+"""Axolotl asks for one: those of its examples (examples/llama-3/fft-8b.yaml, lora-8b.yml)."""
+NOT_ON_CPUS = ("deepspeed", "fsdp_config", "fsdp_version", "dp_replicate_size")
 LIGER_KEYS = {kernel: key for key, kernel in reversed(LIGER.items())}
 LIGER_PLUGIN = "axolotl.integrations.liger.LigerPlugin"
 USUAL_LIGER = ("liger_rope", "liger_rms_norm", "liger_glu", "liger_fused_linear_cross_entropy")
 """What `liger` stands for (job/kernels.py, `by_whole`)."""
 
 
-def releases(job: Job) -> dict[str, str]:
+def defaults(job: Job) -> dict[str, str]:
     return dict(INSTALLABLE)
 
 
 def program(job: Job, machines: Machines, places: Places, extra: Mapping[str, object]) -> TrainingProgram:
     if job.task not in TASKS:
         raise Unsupported.at("task", f"got {job.task}; rendered for Axolotl are {', '.join(TASKS)}")
+    script, values = ("-m", "axolotl.cli.train", TRAINING), settings(job, places)
     if machines.cpu:
-        raise Unsupported("Axolotl is rendered for cards alone. To fix: without --cpu", field="cpu")
-    files = {TRAINING: yaml_text({**settings(job, places), **extra}), CONFIG: plain_text(job, machines)}
-    if sharding_of(job).is_zero:
+        alone = machines.processes == 1  # one that torchrun starts would be DDP's
+        command: Command = ("python", *script) if alone else on_cpu(machines, *script)
+        environment = {"ACCELERATE_USE_CPU": "true"}
+        files = {TRAINING: yaml_text({**on_cpus(values), **extra})}
+    else:
+        command, environment = launch_command(machines, *script), environment_of(job)
+        files = {TRAINING: yaml_text({**values, **extra}), CONFIG: plain_text(job, machines)}
+    if sharding_of(job).is_zero and not machines.cpu:
         files[DEEPSPEED] = deepspeed_text(job)
     return TrainingProgram(
         NAME,
-        launch_command(machines, "-m", "axolotl.cli.train", TRAINING),
+        command,
         files,
-        environment_of(job),
+        environment,
         {**releases_of(job, RELEASE), "accelerate": ACCELERATE},
         unpinned_of(job),
         places.placeholders,
         places.carried,
+        resumes=(f"--resume_from_checkpoint={CHECKPOINT}",),
+        columns=(tuple(columns_of(job.data.path).names.values()),),
+        first_steps=TWO_STEPS,
     )
+
+
+def on_cpus(values: Mapping[str, Any]) -> dict[str, Any]:
+    """In float32: Axolotl has no key by which the Trainer is told to take bfloat16 on CPUs (`use_cpu`)."""
+    left = {name: value for name, value in values.items() if name not in NOT_ON_CPUS}
+    return {**left, "bf16": False, "fp16": False}
 
 
 def settings(job: Job, places: Places) -> dict[str, Any]:
@@ -90,8 +112,8 @@ def settings(job: Job, places: Places) -> dict[str, Any]:
         **steps(job),
         **between_steps(job),
         **sharing(job),
+        "learning_rate": RATES["full" if job.method == "full" else "lora"],
         "output_dir": OUTPUT,
-        "auto_resume_from_checkpoints": True,
     }
 
 
@@ -137,6 +159,7 @@ def precision(job: Job) -> dict[str, Any]:
 def rows(job: Job) -> dict[str, Any]:
     data = job.data
     values: dict[str, Any] = {"sequence_len": job.seq_len, "sample_packing": data.packing}
+    values["excess_length_strategy"] = "truncate"  # by itself it drops longer rows, which the prediction cuts
     if data.pad_to_multiple_of is not None:
         values["pad_to_multiple_of"] = data.pad_to_multiple_of
     if data.packing:

@@ -11,6 +11,9 @@ from tunecast.job.texts.files import files_of
 from tunecast.job.texts.rows import rows_of
 from tunecast.records import NamedTuple
 
+BUILDERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".txt": "text", ".parquet": "parquet", ".arrow": "arrow"}
+"""The `datasets` library's builder of a file, by its ending (datasets/packaged_modules/__init__.py)."""
+
 
 class Columns(NamedTuple):
     format: str

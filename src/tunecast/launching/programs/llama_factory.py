@@ -17,7 +17,7 @@ from tunecast.errors import Unsupported, UsageError
 from tunecast.job.job import Job
 from tunecast.job.recipes.frameworks.llama_factory import ATTENTION, RELEASE
 from tunecast.job.recipes.frameworks.llama_factory_tasks import TASKS
-from tunecast.job.shardings import sharding_of
+from tunecast.job.shardings import REPLICATED, SHARDINGS, sharding_of
 from tunecast.launching.pins import releases_of, unpinned_of
 from tunecast.launching.programs.accelerate import DEEPSPEED, accelerate_files, deepspeed_text, launch_command
 from tunecast.launching.programs.columns import columns_of
@@ -31,11 +31,13 @@ from tunecast.launching.programs.settings import (
     whole,
 )
 from tunecast.launching.programs.trainer import training_arguments
-from tunecast.launching.rendering import DATA, Command, TrainingProgram
+from tunecast.launching.rendering import CHECKPOINT, DATA, FIRST_STEPS, Command, TrainingProgram
 from tunecast.launching.texts import yaml_text
 
 NAME = "llama-factory"
 CONFIG, DATA_SETS, DATA_SET = "train.yaml", "dataset_info.json", "train"
+TWO_STEPS = ("max_steps=2", 'save_strategy="no"', 'eval_strategy="no"', f"output_dir={FIRST_STEPS}")
+"""Quoted: YAML 1.1, which OmegaConf reads words as, takes `no` for a truth value."""
 STAGES = {task: stage for stage, task in TASKS.items() if task != "ppo"}
 INSTALLABLE = {"transformers_version": "5.6.0", "peft_version": "0.18.1", "trl_version": "0.24.0"}
 """The newest that llamafactory 0.9.5 installs with (the metadata of its wheel, Requires-Dist)."""
@@ -45,35 +47,50 @@ OF_CHATS = {"role_tag": "role", "content_tag": "content", "user_tag": "user", "a
             "system_tag": "system"}  # fmt: skip
 
 
-def releases(job: Job) -> dict[str, str]:
+def defaults(job: Job) -> dict[str, str]:
     return dict(INSTALLABLE)
 
 
 def program(job: Job, machines: Machines, places: Places, extra: Mapping[str, object]) -> TrainingProgram:
     if job.task not in STAGES:
         raise Unsupported.at("task", f"got {job.task}; rendered for LLaMA-Factory are {', '.join(STAGES)}")
+    sharding, values = sharding_of(job), settings(job, places)
     if machines.cpu:
-        raise Unsupported("LLaMA-Factory is rendered for cards alone. To fix: without --cpu", field="cpu")
-    sharding = sharding_of(job)
+        values, sharding = on_cpus(values), SHARDINGS[REPLICATED]
     files = {
-        CONFIG: yaml_text({**settings(job, places), **extra}),
+        CONFIG: yaml_text({**values, **extra}),
         DATA_SETS: json.dumps({DATA_SET: data_set(job, places)}, indent=2) + "\n",
     }
-    environment, command = {**environment_of(job), **cards(job, machines)}, train_command(machines)
+    around = {} if machines.cpu else environment_of(job)
+    environment = {**around, **cards(job, machines)}
+    command: Command = ("llamafactory-cli", "train", CONFIG)
     if sharding.is_zero:
         files[DEEPSPEED] = deepspeed_text(job)
     if sharding.is_fsdp:
         files |= accelerate_files(job, machines)
-        environment, command = environment_of(job), launch_command(machines, "-m", "llamafactory.launcher", CONFIG)
+        environment, command = around, launch_command(machines, "-m", "llamafactory.launcher", CONFIG)
     pinned = {**releases_of(job, RELEASE), "accelerate": ACCELERATE}
     pinned["llamafactory"] = pinned.pop(NAME)
     return TrainingProgram(
-        NAME, command, files, environment, pinned, unpinned_of(job), places.placeholders, places.carried
+        NAME,
+        command,
+        files,
+        environment,
+        pinned,
+        unpinned_of(job),
+        places.placeholders,
+        places.carried,
+        resumes=(f"resume_from_checkpoint={CHECKPOINT}",),
+        columns=(tuple(columns_of(job.data.path).names.values()),),
+        first_steps=TWO_STEPS,
     )
 
 
-def train_command(machines: Machines) -> Command:
-    return ("llamafactory-cli", "train", CONFIG)
+def on_cpus(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Every process has the whole model; `pure_bf16` is refused there (llamafactory/hparams/parser.py,
+    `get_train_args`), and parameters stay in float32."""
+    left = {name: value for name, value in values.items() if name not in ("deepspeed", "pure_bf16")}
+    return {**left, "use_cpu": True}
 
 
 def cards(job: Job, machines: Machines) -> dict[str, str]:
@@ -189,4 +206,4 @@ def data_set(job: Job, places: Places) -> dict[str, Any]:
     return {**said, "columns": dict(columns.names)}
 
 
-__all__ = ["DATA", "NAME", "program", "releases"]
+__all__ = ["DATA", "NAME", "defaults", "program"]

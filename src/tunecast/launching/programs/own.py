@@ -23,9 +23,16 @@ from tunecast.job.recipes.own_words import own_words
 from tunecast.job.recipes.recipe import Recipe
 from tunecast.job.shardings import sharding_of
 from tunecast.launching.pins import releases_of, unpinned_of
-from tunecast.launching.programs import llama_factory
+from tunecast.launching.programs import axolotl, llama_factory, torchtune, trl
 from tunecast.launching.programs.accelerate import PRECISIONS, deepspeed_section, fsdp_section
-from tunecast.launching.programs.settings import MASTER_ADDR, MASTER_PORT, NODE_RANK, environment_of, machines_of
+from tunecast.launching.programs.settings import (
+    MASTER_ADDR,
+    MASTER_PORT,
+    NODE_RANK,
+    environment_of,
+    machines_of,
+    torchrun_words,
+)
 from tunecast.launching.rendering import Command, TrainingProgram
 from tunecast.launching.texts import scalar
 
@@ -54,6 +61,7 @@ def own_program(path: Path, recipe: Recipe, job: Job, changes: Mapping[str, obje
         releases_of(job),
         unpinned_of(job),
         folder=str(whole.parent),
+        first_steps=TWO_STEPS.get(kind, ()),
     )
 
 
@@ -71,21 +79,6 @@ def accelerate_words(job: Job, *, shares: bool) -> Command:
         *("--mixed_precision", PRECISIONS[job.autocast], *kind),
         *(several if hardware.nodes > 1 else ()),
     )
-
-
-def torchrun_words(job: Job, program: str = "torchrun") -> Command:
-    hardware = job.hardware
-    several = (
-        "--nnodes",
-        str(hardware.nodes),
-        "--node_rank",
-        NODE_RANK,
-        "--master_addr",
-        MASTER_ADDR,
-        "--master_port",
-        MASTER_PORT,
-    )
-    return (program, *(several if hardware.nodes > 1 else ()), "--nproc_per_node", str(hardware.gpus))
 
 
 def _trl(path: str, job: Job, words: Mapping[str, Any], recipe: Recipe) -> Command:
@@ -113,21 +106,13 @@ def _llama_factory(path: str, job: Job, words: Mapping[str, Any], recipe: Recipe
 
 
 def _torchtune(path: str, job: Job, words: Mapping[str, Any], recipe: Recipe) -> Command:
-    """Its files name no recipe: method, task and cards do (torchtune/_recipe_registry.py)."""
-    method = "full" if job.method == "full" else "lora"
-    what = {"sft": "finetune", "dpo": "dpo"}.get(job.task)
-    if what is None:
-        raise Unsupported.at("task", f"got {job.task}; of torchtune's recipes sft and dpo are started")
-    several = job.hardware.cards > 1
-    run = torchrun_words(job, "tune run") if several else ("tune run",)
-    recipe_name = f"{method}_{what}_{'distributed' if several else 'single_device'}"
-    return (*run[0].split(), *run[1:], recipe_name, "--config", path, *_assignments(words))
+    return (*torchtune.tune_words(job, machines_of(job)), "--config", path, *_assignments(words))
 
 
 def _script(path: str, job: Job, words: Mapping[str, Any], recipe: Recipe) -> Command:
     if path.lower().endswith(SCRIPTS):
         return ("bash", path)
-    return (*torchrun_words(job), path) if job.hardware.cards > 1 else ("python", path)
+    return ("torchrun", *torchrun_words(machines_of(job)), path) if job.hardware.cards > 1 else ("python", path)
 
 
 STARTS: Mapping[str, Callable[[str, Job, Mapping[str, Any], Recipe], Command]] = {
@@ -138,6 +123,14 @@ STARTS: Mapping[str, Callable[[str, Job, Mapping[str, Any], Recipe], Command]] =
     "script": _script,
 }
 """By framework: the command of a file."""
+
+
+TWO_STEPS: Mapping[str, Command] = {
+    "trl": trl.TWO_STEPS,
+    "axolotl": axolotl.TWO_STEPS,
+    "llama-factory": llama_factory.TWO_STEPS,
+    "torchtune": torchtune.TWO_STEPS,
+}
 
 
 def _says_sharing(path: str, recipe: Recipe) -> bool:

@@ -9,7 +9,7 @@ from tunecast.errors import UsageError
 from tunecast.job.job import Job
 from tunecast.job.kernels import LIGER_PARTS
 from tunecast.job.registry import bundled_models, bundled_name, hub_ids
-from tunecast.launching.rendering import DATA, Placeholder
+from tunecast.launching.rendering import DATA, Command, Placeholder
 from tunecast.records import NamedTuple
 
 ALLOCATOR = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
@@ -83,6 +83,15 @@ def hub_id(model: str) -> str:
 
 def machines_of(job: Job, *, cpu: bool = False) -> Machines:
     return Machines(job.hardware.gpus, job.hardware.nodes, cpu)
+
+
+def torchrun_words(machines: Machines) -> Command:
+    """torchrun's flags that say machines and processes."""
+    several = (
+        *("--nnodes", str(machines.nodes), "--node_rank", NODE_RANK),
+        *("--master_addr", MASTER_ADDR, "--master_port", MASTER_PORT),
+    )
+    return (*(several if machines.nodes > 1 else ()), "--nproc_per_node", str(machines.gpus))
 
 
 def environment_of(job: Job) -> dict[str, str]:

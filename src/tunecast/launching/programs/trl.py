@@ -14,20 +14,28 @@ from typing import Any
 from tunecast.errors import Unsupported, UsageError
 from tunecast.job.job import Job
 from tunecast.job.releases import RELEASES, minor
+from tunecast.job.texts.columns import CHATS
 from tunecast.launching.pins import releases_of, unpinned_of
 from tunecast.launching.programs.accelerate import accelerate_files, launch_command, on_cpu
+from tunecast.launching.programs.columns import BUILDERS
 from tunecast.launching.programs.settings import Machines, Places, environment_of, whole
 from tunecast.launching.programs.trainer import training_arguments
-from tunecast.launching.rendering import DATA, TrainingProgram
+from tunecast.launching.rendering import CHECKPOINT, DATA, FIRST_STEPS, TrainingProgram
 from tunecast.launching.texts import yaml_text
 
 NAME = "trl"
 TASKS = ("sft", "dpo", "kto", "reward")
 """Those whose scripts train with data alone: others want a reward, which is a program."""
+TWO_STEPS = ("--max_steps", "2", "--save_strategy", "no", "--eval_strategy", "no", "--output_dir", FIRST_STEPS)
+COLUMNS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "sft": (*((name,) for name in CHATS[:2]), ("prompt", "completion"), ("text",), ("input_ids",)),
+    "dpo": (("chosen", "rejected"),),
+    "reward": (("chosen", "rejected"),),
+    "kto": (("prompt", "completion", "label"),),
+}
+"""By task, what its trainer takes (TRL 1.16.0, docs/source/dataset_formats.md)."""
 OLDEST = (1, 0)
 """The first release whose scripts take what is written here: `dtype`, and `datasets` of the mixture."""
-BUILDERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".txt": "text", ".parquet": "parquet", ".arrow": "arrow"}
-"""The `datasets` library's builder of a file, by its ending (datasets/packaged_modules/__init__.py)."""
 
 
 def program(job: Job, machines: Machines, places: Places, extra: Mapping[str, object]) -> TrainingProgram:
@@ -50,11 +58,13 @@ def program(job: Job, machines: Machines, places: Places, extra: Mapping[str, ob
         unpinned_of(job),
         places.placeholders,
         places.carried,
-        resumes=("--resume_from_checkpoint",),
+        resumes=("--resume_from_checkpoint", CHECKPOINT),
+        columns=COLUMNS.get(job.task, ()),
+        first_steps=TWO_STEPS,
     )
 
 
-def releases(job: Job) -> dict[str, str]:
+def defaults(job: Job) -> dict[str, str]:
     """Those that are followed go together."""
     return {}
 

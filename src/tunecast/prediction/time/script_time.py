@@ -20,11 +20,22 @@ from tunecast.prediction.time.ranges import band_of, kind_of, within
 from tunecast.prediction.time.reasons import parts_told
 from tunecast.prediction.time.runtime import StepTime, step_time
 from tunecast.prediction.time.timing import PEAKS
-from tunecast.prediction.time.whole import FIRST_STEP_S, PHASES, START_S, SecondsRange
+from tunecast.prediction.time.whole import (
+    FIRST_STEP_S,
+    PHASES,
+    START_S,
+    SecondsRange,
+    kinds_of_lengths,
+    new_length_s,
+    planned_s,
+    planning_of,
+    saved_s,
+)
 from tunecast.prediction.values import CodeLine, HostNeeds, Time, Timing, Utilization
 from tunecast.records import NamedTuple, replace
-from tunecast.tape.op import Begin, Event, Op, Phase, Tape
+from tunecast.tape.op import RECOMPUTE, Begin, Event, Op, Phase, Tape, Unit
 from tunecast.tape.step import Step, traced_step
+from tunecast.tape.units import CALL
 from tunecast.tape.untrained import Untrained, UntrainedPart, untrained_parts, without
 
 if TYPE_CHECKING:
@@ -33,12 +44,12 @@ if TYPE_CHECKING:
 A_SCRIPT = "a script"
 """A stack that nobody timed."""
 OF_A_SCRIPT = (
-    "time: of the traced operations, launched by a host like the measured H200's; the Python calls of checkpointing "
-    "leave no trace, so launch-bound steps may be longer"
+    "time: of the traced operations and the Python around them, on a host like the measured H200's; what a Trainer "
+    "does between steps is not counted"
 )
 ON_THE_CPU = "data loading and what the script computes on the CPU"
-FILES = "downloading, loading and saving the model, and checkpoints"
-FILES_AND_EVALUATION = "downloading, loading and saving the model, checkpoints, and evaluation outside the traced steps"
+FILES = "downloading and loading the model"
+FILES_AND_EVALUATION = "downloading and loading the model, and evaluation outside the traced steps"
 """What a whole run of a script takes besides."""
 MOST_GENERATIONS = 8
 """Priced one by one; more are like these."""
@@ -70,10 +81,12 @@ class ScriptClock:
 
     def __init__(
         self, tape: Tape, count: StepCount | None = None, processes: int = 1,
-        stands_for: Mapping[int, int] | None = None,
+        stands_for: Mapping[int, int] | None = None, saved_bytes: Sequence[int] = (),
     ) -> None:  # fmt: skip
-        """`stands_for`: of the steps that were traced, for how many of the run each stands; None: each for itself."""
+        """`stands_for`: of the steps that were traced, for how many of the run each stands; None: each for itself.
+        `saved_bytes`: of tensors, of each file that is written."""
         self._tape, self.count, self.processes, self.stands_for = tape, count or StepCount(), processes, stands_for
+        self.saved_bytes = tuple(saved_bytes)
 
     @cached_property
     def _untrained(self) -> tuple[UntrainedPart, ...]:
@@ -140,7 +153,10 @@ class ScriptClock:
         share = sum(weights) / max(1, self._run_steps)  # the first step is not among those that are priced
         time = _mean_time(times, weights, [(each, share * number) for each, number in in_steps])
         time = replace(time, task_s=self._task_s(time, beside))
-        time = with_whole_run(time, self.count, evaluation, self._run_steps, to_its_end=bool(self._tape.units))
+        saved = [saved_s(nbytes) for nbytes in self.saved_bytes]
+        checkpoints = SecondsRange(*map(sum, zip(*saved, strict=True))) if saved else SecondsRange(0.0, 0.0, 0.0)
+        around = {"evaluation": evaluation, "new_lengths": new_lengths_of(self._tape), "checkpoints": checkpoints}
+        time = with_whole_run(time, self.count, around, self._run_steps, to_its_end=bool(self._tape.units))
         assumptions = [OF_A_SCRIPT, *([] if self.stands_for is None else [REPLAYED]), *_length_told(self.count)]
         return Timing(replace(time, lines=lines), _utilization(times, gpu, self.processes), None, tuple(assumptions))
 
@@ -165,20 +181,68 @@ def whole_steps(tape: Tape, *, first: bool = False) -> Mapping[int, Sequence[Eve
     return {number: events for number, events in whole.items() if first or number != min(whole)} or whole
 
 
+def new_lengths_of(tape: Tape) -> SecondsRange:
+    """What the lengths of the run take that cuDNN's attention has not seen before; the first is the first step's.
+
+    Ignored  that a batch of fewer rows is another shape.
+    """
+    attentions = [op for op in tape.ops() if is_planned(op)]
+    planning = planning_of(attentions[0].shapes[0][-1] if attentions else 0)
+    lengths = planned_lengths(tape, with_history=True) or {op.shapes[0][-2] for op in attentions}
+    generates = any(isinstance(event, Begin) and event.phase is Phase.GENERATE for event in tape.events)
+    evaluated = set() if generates else planned_lengths(tape, with_history=False)
+    recomputes = any(op.name == RECOMPUTE for op in tape.ops())
+    kinds = kinds_of_lengths(dict.fromkeys(map(float, lengths), 1.0), 1.0) if attentions else 0
+    spans = (
+        planned_s(max(0, len(lengths) - 1), new_length_s(planning, recomputes=recomputes), kinds, planning.kernel_s),
+        planned_s(len(evaluated), planning.evaluation_length_s, 0, planning.evaluation_kernel_s),
+    )
+    return SecondsRange(*map(sum, zip(*spans, strict=True)))
+
+
+def is_planned(op: Op) -> bool:
+    return "cudnn" in op.name and "backward" not in op.name
+
+
+def planned_lengths(tape: Tape, *, with_history: bool) -> set[int]:
+    """Of attention in the calls of a run whose calls were skipped, by the sizes that each came with: a place where
+    those of every traced call say its length does so in the others."""
+    found: set[int] = set()
+    calls: dict[int, list[Unit]] = {}
+    for unit in tape.units:
+        if unit.name == CALL and unit.keeps_graph is with_history:
+            calls.setdefault(unit.detail, []).append(unit)
+    for units in calls.values():
+        seen = [
+            (unit.sizes, op.shapes[0][-2])
+            for unit in units
+            if unit.traced
+            for op in tape.events[unit.start : unit.end]
+            if isinstance(op, Op) and is_planned(op)
+        ]
+        width = min((len(sizes) for sizes, _ in seen), default=0)
+        places = (place for place in range(width) if all(sizes[place] == length for sizes, length in seen))
+        place = next(places, None)
+        found |= {length for _, length in seen}
+        found |= set() if place is None else {unit.sizes[place] for unit in units if len(unit.sizes) > place}
+    return found
+
+
 def with_whole_run(
-    time: Time, count: StepCount, evaluation: SecondsRange, followed: int, *, to_its_end: bool
+    time: Time, count: StepCount, around: Mapping[str, SecondsRange], followed: int, *, to_its_end: bool
 ) -> Time:  # fmt: skip
-    """With what the whole run takes, where its length is known, and an epoch. `evaluation`: of the steps that were
-    followed."""
+    """With what the whole run takes, where its length is known, and an epoch. `around`: by phase, what the steps that
+    were followed take besides."""
     if count.epoch is not None:
         time = replace(time, epoch_steps=count.epoch, epoch_s=count.epoch * time.step_s)
     if count.total is None:
         return time
     training = SecondsRange(*(count.total * each for each in (time.step_s, time.low_s, time.high_s)))
-    evaluated = SecondsRange(*(each * count.total / max(1, followed) for each in evaluation))
+    more = count.total / max(1, followed)
     spans = {
         "start": SecondsRange(*START_S), "first_step": SecondsRange(*FIRST_STEP_S), "training": training,
-        "evaluation": evaluated,
+        **{phase: SecondsRange(*(each * more for each in span)) for phase, span in around.items()},
+        "new_lengths": around["new_lengths"],  # a longer run brings the same ones again
     }  # fmt: skip
     total = sum(span.likely_s for span in spans.values())
     # Phases err independently: their errors add as squares.

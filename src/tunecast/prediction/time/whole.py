@@ -284,7 +284,8 @@ def _files(job: Job, outside: Outside, checkpoints: int) -> dict[str, SecondsRan
 def _new_lengths(job: Job, epoch: Epoch, count: int, planning: Planning) -> SecondsRange:
     fresh = max(0.0, new_lengths(epoch, count * job.grad_accum, ranks_of(job)) - 1)
     compiled = kinds_of_lengths(epoch.lengths, count * job.grad_accum)
-    return _planned(fresh, new_length_s(job, planning), compiled, planning.kernel_s)
+    length_s = new_length_s(planning, recomputes=job.gradient_checkpointing)
+    return planned_s(fresh, length_s, compiled, planning.kernel_s)
 
 
 def with_preparation(whole: WholeTime, was: Likely, now: Likely) -> WholeTime:
@@ -328,17 +329,17 @@ def kinds_of_lengths(lengths: Mapping[float, float], batches: float) -> int:
     return sum(share * batches >= 0.5 for share in shares.values())
 
 
-def new_length_s(job: Job, planning: Planning) -> Likely:
+def new_length_s(planning: Planning, *, recomputes: bool) -> Likely:
     """Plans are kept by thread (ATen/native/cudnn/MHA.cpp), and checkpointing computes a layer again in the engine's:
     there the forward pass is planned once more. 0.23 s in the median of a model with it, 0.16 of two without
     (benchmarks/data/new_lengths.jsonl)."""
-    if not job.gradient_checkpointing:
+    if not recomputes:
         return planning.length_s
     likely, low, high = (a + b for a, b in zip(planning.length_s, planning.evaluation_length_s, strict=True))
     return likely, low, high
 
 
-def _planned(lengths: float, length_s: Likely, kernels: int, kernel_s: Likely) -> SecondsRange:
+def planned_s(lengths: float, length_s: Likely, kernels: int, kernel_s: Likely) -> SecondsRange:
     return SecondsRange(*(lengths * each + kernels * kernel for each, kernel in zip(length_s, kernel_s, strict=True)))
 
 
@@ -349,7 +350,7 @@ def _first_evaluation(job: Job, planning: Planning) -> SecondsRange:
     shares = {length: count / batches for length, count in lengths.items()} if batches else {}
     fresh = sum(1 - (1 - share) ** batches for share in shares.values())
     compiled = kinds_of_lengths(shares, batches)
-    return _planned(fresh, planning.evaluation_length_s, compiled, planning.evaluation_kernel_s)
+    return planned_s(fresh, planning.evaluation_length_s, compiled, planning.evaluation_kernel_s)
 
 
 def _first_step(job: Job) -> SecondsRange:
@@ -383,8 +384,12 @@ def _saved(nbytes: int, job: Job, times: int, writers: int = 1) -> SecondsRange:
     """Each writer as fast as one alone, as long as its machine's disk is."""
     machines = min(writers, job.hardware.nodes)
     disk = None if job.hardware.disk_bytes_per_s is None else machines * job.hardware.disk_bytes_per_s
+    return saved_s(nbytes, times, writers, disk)
+
+
+def saved_s(nbytes: int, times: int = 1, writers: int = 1, disk_bytes_per_s: float | None = None) -> SecondsRange:
     rates = [writers * rate for rate in SAVE_BYTES_PER_S]
-    likely, slow, fast = (times * (SAVE_START_S + nbytes / min(rate, disk or rate)) for rate in rates)
+    likely, slow, fast = (times * (SAVE_START_S + nbytes / min(rate, disk_bytes_per_s or rate)) for rate in rates)
     return SecondsRange(likely, min(likely, fast), max(likely, slow))
 
 

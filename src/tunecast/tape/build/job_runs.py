@@ -155,7 +155,10 @@ class Builder:
         return run
 
     def _entry(self, key: StructureKey) -> _StructuresOfKey:
-        return self._entries.setdefault(key, _StructuresOfKey())
+        """Needed now: the last to be forgotten."""
+        entry = self._entries.pop(key) if key in self._entries else _StructuresOfKey()
+        self._entries[key] = entry
+        return entry
 
     def _forget(self) -> None:
         """What was not needed for the longest time."""

@@ -12,6 +12,8 @@ facts.py            what a script says of its own run, as plain values (no torch
 folders.py          the temporary folder of a run: removed at its end, or by a later run
 graphs.py           CUDA graphs: what is captured lies in pools of its own
 guard.py            between tunecast and the traced process: limits it, and outlives neither of them
+host_watch.py       What the host does between operations and only time asks for: modules, autograd's nodes,
+                    checkpointing
 interpreter.py      which Python traces: one that has torch (no torch here)
 launch.py           what a launcher tells rank 0
 ledger.py           blocks, the storages that hold them, and the events so far

@@ -49,6 +49,8 @@ class ScriptFacts:
     settings: tuple[ScriptSetting, ...] = ()
     asked: tuple[str, ...] = ()
     """Of the card, what a program asked besides what every kernel depends on: memory, name."""
+    saved_bytes: tuple[int, ...] = ()
+    """Of tensors, of each file that it would have written."""
 
     @property
     def epoch_steps(self) -> int | None:
@@ -60,7 +62,8 @@ class ScriptFacts:
     @staticmethod
     def from_json(values: Mapping[str, Any]) -> ScriptFacts:
         settings = tuple(ScriptSetting(**each) for each in values.get("settings", ()))
-        return ScriptFacts(**{**values, "settings": settings, "asked": tuple(values.get("asked", ()))})
+        lists = {name: tuple(values.get(name, ())) for name in ("asked", "saved_bytes")}
+        return ScriptFacts(**{**values, "settings": settings, **lists})
 
 
 @dataclass(frozen=True)

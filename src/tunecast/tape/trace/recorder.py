@@ -23,6 +23,7 @@ from tunecast.tape.card import Card
 from tunecast.tape.op import MANY, Op, Phase
 from tunecast.tape.trace import workspaces
 from tunecast.tape.trace.composites import linear
+from tunecast.tape.trace.host_watch import HostWatch
 from tunecast.tape.trace.ledger import Ledger
 from tunecast.tape.trace.meter import MemoryMeter
 from tunecast.tape.trace.scopes import Scopes
@@ -83,6 +84,8 @@ class Recorder(Ledger, TorchDispatchMode):
         """Above 0 nothing is recorded: torch is computing metadata, not training."""
         self.memory = MemoryMeter(self)
         self.values = KnownValues(self.assumptions)
+        self.host_watch: HostWatch | None = None
+        """Of a program whose time is asked for."""
         self.on_operation: list[Callable[[Operation, list[torch.Tensor]], None]] = []
         """Called with each operation that was recorded, and the tensors it made."""
         self.run_fake: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any] = run_plainly
@@ -114,7 +117,7 @@ class Recorder(Ledger, TorchDispatchMode):
             # as on a card: autograd is done with the operation, autocast still is what it was where it was called
             with torch._C._RestorePythonTLSSnapshot(), torch._C._AutoDispatchBelowAutograd(), self:
                 return emulation(*args, **kwargs)
-        if name in ("aten::linear", "aten::matmul", "aten::to"):  # below autograd they come whole
+        if name in COME_WHOLE or (name == "aten::where" and len(args) == 1):
             with self:
                 return linear(*args, **kwargs) if name == "aten::linear" else func.decompose(*args, **kwargs)
         return self._run(func, name, args, kwargs)
@@ -162,6 +165,8 @@ class Recorder(Ledger, TorchDispatchMode):
         self._announce()
         scope = self.scopes.current()
         module = scope if scope is not None else self._module_of_data(operation)
+        if self.host_watch is not None:
+            self._events += self.host_watch.take(module, len(operation.inputs) if module == MANY else 0)
         place = len(self._events)
         self._events.append(self._event(operation, new, module))
         self._allocate(operation, new, module, is_outside=scope is None)
@@ -285,6 +290,8 @@ BETWEEN_ENGINE_AND_US = {
     "wrapper",  # torch's own wrapping of dispatch modes
 }
 DEVICE = torch.ops.prim.device.default
+COME_WHOLE = frozenset({"aten::linear", "aten::matmul", "aten::to", "aten::nonzero_numpy"})
+"""Below autograd, where inference mode is: operations made of others."""
 MASKS = (torch.bool, torch.uint8)
 ALWAYS_WORK = {"aten::copy_", "aten::_foreach_copy_"}
 GIVES_IN_ORDER = frozenset({"aten::native_layer_norm_backward"})

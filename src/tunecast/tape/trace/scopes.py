@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import os
 import sys
 import sysconfig
 import threading
@@ -23,7 +24,11 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from tunecast.tape.op import Phase
 
-LIBRARY_FOLDERS = tuple({str(Path(sysconfig.get_path(kind))) for kind in ("stdlib", "purelib", "platlib")})
+LIBRARY_FOLDERS = tuple({
+    *(str(Path(sysconfig.get_path(kind))) for kind in ("stdlib", "purelib", "platlib")),
+    *(folder for folder in sys.path if folder.endswith(("/site-packages", "/dist-packages"))),
+})  # fmt: skip
+"""Of this environment, of the user's site and of environments that it includes."""
 TORCH_FOLDER = str(Path(torch.__file__).parent)
 TRACER_FOLDER = str(Path(__file__).parent)
 TORCHS, LIBRARYS, USERS = "torch", "library", "user"
@@ -251,6 +256,12 @@ def whose_file(file: str) -> str:
     return LIBRARYS if file.startswith(LIBRARY_FOLDERS) else USERS
 
 
+@cache
+def shown_file(file: str) -> str:
+    """From where the script is started, if it lies below: `models/net.py`, as the script itself is named."""
+    return file.removeprefix(os.getcwd() + os.sep) if whose_file(file) is USERS else file
+
+
 def calling_lines() -> str:
     """The innermost line outside torch, and the innermost one outside all installed packages, if that is another."""
     library = user = ""
@@ -260,9 +271,9 @@ def calling_lines() -> str:
         whose = whose_file(file)
         if whose is not TORCHS:
             if not library:
-                library = f"{file}:{frame.f_lineno}"
+                library = f"{shown_file(file)}:{frame.f_lineno}"
             if whose is USERS:
-                user = f"{file}:{frame.f_lineno}"
+                user = f"{shown_file(file)}:{frame.f_lineno}"
                 break
         frame = frame.f_back
     if user and user != library:

@@ -32,6 +32,7 @@ from tunecast.errors import NotResolved, TunecastError, Unsupported
 from tunecast.tape.file import write_tape
 from tunecast.tape.op import Unit
 from tunecast.tape.trace import tensor_files, unread
+from tunecast.tape.trace.host_watch import HostWatch
 from tunecast.tape.trace.ledger import counted
 from tunecast.tape.trace.logits import Logits
 from tunecast.tape.trace.meter import memory_so_far
@@ -49,6 +50,8 @@ from tunecast.tape.trace.skip import Skipper
 
 LEAVE = os._exit
 OWN_FILES = (str(Path(__file__).parent), "<frozen runpy>")
+OF_XFORMERS = ("xformers", "flash_attn_3.")
+"""Its kernels are compiled for a card and take real tensors."""
 MOST_DETAIL = 4000
 MOST_MESSAGE = 600
 ASKING_A_NETWORK = ("connecting to", "looking up")
@@ -119,6 +122,7 @@ class ScriptRun:
     def __init__(self, request: ScriptRequest, recorder: Recorder, sandbox: Sandbox) -> None:
         self.request, self.recorder, self.sandbox = request, recorder, sandbox
         self.observer = Observer(recorder.scopes, recorder.asked, request.overrides)
+        self.saved_bytes: list[int] = []
         self._stops = self._steps_told = 0
         self._process, self._began_s, self.too_long = os.getpid(), time.monotonic(), False
         self._steps_file = os.open(request.steps_path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -131,11 +135,13 @@ class ScriptRun:
         hook = modules.register_module_forward_pre_hook(lambda module, inputs: self.stop_when_done())
         modules._global_forward_pre_hooks.move_to_end(hook.id, last=False)  # before the tracer sees a new step begin
         register_optimizer_step_pre_hook(lambda optimizer, args, kwargs: self.stop_when_done())
-        tensor_files.install(self.recorder, self.sandbox.overlay, before_save=self.stop_when_done)
+        tensor_files.install(self.recorder, self.sandbox.overlay, self.stop_when_done, self.saved_bytes.append)
         datasets.install(self.sandbox.overlay)
         launchers.install(self.request.script, lambda: not self.steps)
         transformers.offer(self.request.models, self.request.folder / "models")
         self.observer.install()
+        self.recorder.host_watch = HostWatch()
+        self.recorder.host_watch.install()
         self.recorder.values.chance.follow_seeds()
         skip_no_step(self.recorder)
         Logits(self.recorder).watch()
@@ -225,8 +231,9 @@ class ScriptRun:
     def answer(self, *, finished: bool = False) -> Answer:
         skipper = self.skipper
         untraced = (*self.sandbox.sentences(), *counted(self.recorder.untraced))
+        facts = dataclasses.replace(self.observer.facts(), saved_bytes=tuple(self.saved_bytes))
         return Answer(
-            steps=self.steps, finished=finished, untraced=untraced, facts=self.observer.facts(),
+            steps=self.steps, finished=finished, untraced=untraced, facts=facts,
             skipped=skipper.skipped if skipper else 0, too_long=self.too_long,
             all_traced=skipper.why_not if skipper else "",
         )  # fmt: skip
@@ -266,9 +273,12 @@ def explained(error: BaseException) -> TunecastError | None:
         return NotResolved(str(error), field="script")
     operation = operation_without_shapes(error)
     if operation:
+        remedy = "upgrade the package it comes from, or give it one with torch.library.register_fake"
+        if operation.startswith(OF_XFORMERS) and "xformers" in sys.modules:
+            remedy = "--python of an environment without xformers; PyTorch's own attention then takes its place"
         return Unsupported(
             f'the operation {operation} has no shape-only ("fake") kernel, so its result cannot be known without '
-            "running it. To fix: upgrade the package it comes from, or give it one with torch.library.register_fake."
+            f"running it. To fix: {remedy}."
         )
     if isinstance(error, ModuleNotFoundError) and error.name == "mpi4py" and "deepspeed" in sys.modules:
         return NotResolved(

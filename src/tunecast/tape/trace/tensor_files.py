@@ -132,9 +132,14 @@ def write_header(path: Path, tensors: Mapping[str, torch.Tensor], contents: Mapp
     path.write_bytes(len(text).to_bytes(8, "little") + text + data)
 
 
-def install(recorder: Recorder, overlay: Overlay, before_save: Callable[[], None]) -> None:
-    def leave_empty(file: Any) -> None:
+def install(
+    recorder: Recorder, overlay: Overlay, before_save: Callable[[], None], on_save: Callable[[int], None]
+) -> None:
+    """`on_save` is told how many bytes of tensors a file would have."""
+
+    def leave_empty(file: Any, nbytes: int = 0) -> None:
         recorder.assumptions["saving tensors was skipped: they have shapes here but no contents"] += 1
+        on_save(nbytes)
         if isinstance(file, (str, os.PathLike)):
             open(file, "wb").close()
 
@@ -154,7 +159,7 @@ def install(recorder: Recorder, overlay: Overlay, before_save: Callable[[], None
     def save_only_a_name(module: ModuleType) -> None:
         def save_file(tensors: Any, filename: Any, *args: Any, **kwargs: Any) -> None:
             before_save()
-            leave_empty(filename)
+            leave_empty(filename, nbytes_in(tensors))
             write_header(Path(filename), tensors)  # what loads it again finds the shapes
 
         module.save_file = save_file  # type: ignore[attr-defined]
@@ -175,12 +180,15 @@ def torch_save() -> Callable[..., None]:
 
 
 def saving(
-    save: Callable[..., None], overlay: Overlay, before_save: Callable[[], None], leave_empty: Callable[[Any], None]
+    save: Callable[..., None],
+    overlay: Overlay,
+    before_save: Callable[[], None],
+    leave_empty: Callable[[Any, int], None],
 ) -> Callable[..., None]:
     def save_or_list(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
         before_save()
         if any(isinstance(leaf, (FakeTensor, torch.nn.Module)) for leaf in tree_flatten(obj)[0]):
-            return leave_empty(f)
+            return leave_empty(f, nbytes_in(obj))
         if isinstance(f, (str, os.PathLike)):
             f = overlay.to_write(overlay.absolute(f), keep=False)
         with _disable_current_modes():
@@ -188,6 +196,16 @@ def saving(
         return None
 
     return save_or_list
+
+
+def nbytes_in(value: Any) -> int:
+    """Of the tensors in it, those that share memory once."""
+    leaves = tree_flatten(value)[0]
+    modules = [leaf for leaf in leaves if isinstance(leaf, torch.nn.Module)]
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    tensors += [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
+    storages = {each._cdata: each.nbytes() for each in (tensor.untyped_storage() for tensor in tensors)}
+    return sum(storages.values())
 
 
 def loading(load: Callable[..., Any], overlay: Overlay) -> Callable[..., Any]:

@@ -82,6 +82,27 @@ MODELS: Mapping[str, str] = {
 }  # fmt: skip
 """Builders of torchtune/models/*/_model_builders.py by name, without `lora_`, `qlora_`, `_base` and `_instruct`."""
 
+FAMILIES = ("llama2", "llama3", "llama3_1", "llama3_2", "mistral", "gemma", "gemma2", "phi3", "qwen2")
+"""Builders that are told every size: torchtune/models/*/_component_builders.py."""
+SIZES = {
+    "vocab_size": "vocab_size",
+    "num_layers": "num_hidden_layers",
+    "num_heads": "num_attention_heads",
+    "num_kv_heads": "num_key_value_heads",
+    "embed_dim": "hidden_size",
+    "intermediate_dim": "intermediate_size",
+    "max_seq_len": "max_position_embeddings",
+    "head_dim": "head_dim",
+    "tie_word_embeddings": "tie_word_embeddings",
+}
+"""What they are told, by config.json's name for it."""
+OF_FAMILIES = (
+    *("norm_eps", "rope_base", "scale_factor", "attn_dropout", "hidden_capping_value", "final_capping_value"),
+    *("sliding_window_size", "query_pre_attn_scalar"),
+)
+"""What else they are told, which moves no memory."""
+MOST_POSITIONS = 32768
+"""Of Qwen 2's tables, as torchtune's own builders make them."""
 UNRELEASED = "0.7.0"
 """What the repository calls itself after its last release, and what a file names that only it has."""
 OF_UNRELEASED = ("LinearCrossEntropyLoss", "qwen3_", "llama4_")
@@ -193,7 +214,7 @@ def read(draft: Draft, request: ReadRequest) -> None:
     recipe = take_recipe(draft, keys, request)
     take_task(draft, keys, recipe)
     take_release(draft, keys)
-    take_model(draft, keys)
+    take_model(draft, keys, request)
     take_precision(draft, keys)
     take_optimizer(draft, keys)
     take_batches(draft, keys)
@@ -275,12 +296,15 @@ def model_name(plain: str) -> str | None:
     return MODELS.get(re.sub("_(base|instruct)$", "", plain))
 
 
-def take_model(draft: Draft, keys: Keys) -> None:
+def take_model(draft: Draft, keys: Keys, request: ReadRequest) -> None:
     method, plain = plain_builder(keys)
     name = model_name(plain)
     if name is not None:
         draft.put("model", name, keys, "model._component_")
         keys.ignore("checkpointer.checkpoint_dir")
+    elif plain in FAMILIES:
+        draft.take("model", keys, "checkpointer.checkpoint_dir")
+        take_sizes(draft, keys, request.open(f"{keys.get('checkpointer.checkpoint_dir')}/config.json"))
     else:
         draft.take("model", keys, "checkpointer.checkpoint_dir")
         draft.not_modelled(keys, "model._component_", "a builder that is not known here: its shape is the checkpoint's")
@@ -293,6 +317,19 @@ def take_model(draft: Draft, keys: Keys) -> None:
     draft.put("method", method, keys, "model._component_")
     if method != "full":
         take_adapters(draft, keys, method)
+
+
+def take_sizes(draft: Draft, keys: Keys, config: Document | None) -> None:
+    """Of a family's builder: the job's model is the checkpoint's, so its config.json has to say the same."""
+    if config is None:
+        draft.not_modelled(keys, "model._component_", "its sizes are the checkpoint's, whose config.json is not here")
+    for name, theirs in SIZES.items():
+        given, said = keys.get(f"model.{name}"), None if config is None else config.get(theirs)
+        most = MOST_POSITIONS if name == "max_seq_len" and plain_builder(keys)[1] == "qwen2" else None
+        said = min(said, most) if most and type(said) is int else said
+        if None not in (given, said) and given != said:
+            draft.not_modelled(keys, f"model.{name}", f"config.json's {theirs} is taken, {said}")
+    keys.ignore(*(f"model.{name}" for name in OF_FAMILIES))
 
 
 def take_adapters(draft: Draft, keys: Keys, method: str) -> None:
@@ -347,7 +384,8 @@ def take_optimizer(draft: Draft, keys: Keys) -> None:
 
 def take_batches(draft: Draft, keys: Keys) -> None:
     """`max_seq_len` null: no row is cut, and each batch is as wide as its longest sample."""
-    draft.take("seq_len", keys, "tokenizer.max_seq_len")
+    shorter = 1 if is_plain_text(keys) else 0
+    draft.take("seq_len", keys, "tokenizer.max_seq_len", read=lambda cut: cut - shorter if type(cut) is int else cut)
     draft.assume("seq_len", 1024, "tunecast, where no row is cut (tokenizer.max_seq_len null)")
     draft.take("micro_batch", keys, "batch_size")
     draft.take("grad_accum", keys, "gradient_accumulation_steps")
@@ -362,6 +400,13 @@ def take_batches(draft: Draft, keys: Keys) -> None:
         draft.put("loss", LOSSES.get(last_name(loss), str(loss)), keys, "loss._component_")
     if keys.get("loss.num_output_chunks", default=CHUNKS) != CHUNKS:
         draft.not_modelled(keys, "loss.num_output_chunks", f"logits are made in {CHUNKS} chunks here")
+
+
+def is_plain_text(keys: Keys) -> bool:
+    """Rows of text are cut one token shorter (torchtune/datasets/_text_completion.py, `_prepare_sample`); packs of them
+    are not."""
+    name = last_name(keys.document.get("dataset._component_"))
+    return name == "text_completion_dataset" and not keys.document.get("dataset.packed")
 
 
 def take_activations(draft: Draft, keys: Keys) -> None:

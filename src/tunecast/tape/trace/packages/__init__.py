@@ -20,6 +20,7 @@
     launchers.py         launchers that a script starts itself
     megatron.py          states of Megatron Core's random numbers
     pynvml.py            NVIDIA's management library, answered by the card that is not there
+    torchscript.py       what TorchScript would compile runs as it is written
     torchvision.py       torchvision built for CUDA beside a torch that is not
     transformers.py      `from_pretrained` without weights
     triton.py            a launch of a Triton kernel is one operation
@@ -102,6 +103,7 @@ def install(recorder: Any) -> None:
         inductor,
         megatron,
         pynvml,
+        torchscript,
         torchvision,
         transformers,
         triton,
@@ -110,7 +112,7 @@ def install(recorder: Any) -> None:
 
     for package in (
         accelerate, apollo, bitsandbytes, collectives, cudnn_rnn, data_parallel, ddp, deepspeed, distributed, dtensor,
-        flash_attention, fsdp, generation, inductor, megatron, pynvml, torchvision, transformers, triton,
-        unsloth,
+        flash_attention, fsdp, generation, inductor, megatron, pynvml, torchscript, torchvision, transformers,
+        triton, unsloth,
     ):  # fmt: skip
         package.install(recorder)

@@ -55,6 +55,7 @@ def install(recorder: Recorder) -> None:
     for name in ASKS_FOR_PLAIN_TENSORS:
         after_import(name, see_plain_tensors)
     after_import("unsloth.utils.attention_dispatch", probe_without_a_card)
+    after_import("unsloth_zoo.tokenizer_utils", lambda module: find_all_tokens_trained(module, recorder))
     after_import("unsloth_zoo.tiled_mlp", lambda module: tell_free_memory(module, recorder))
     after_import("unsloth.models._block_compile", lambda module: tell_compiled_blocks(module, recorder))
     after_import("unsloth", lambda module: forget_import_probes(recorder))
@@ -161,6 +162,26 @@ class _PlainType(metaclass=_AsPlain):
 def see_plain_tensors(module: ModuleType) -> None:
     """`type(x) is torch.Tensor` guards the hooks that make embeddings require gradients, and faster kernels."""
     module.type = _PlainType  # type: ignore[attr-defined]
+
+
+def find_all_tokens_trained(module: ModuleType, recorder: Recorder) -> None:
+    """Before training it looks for rows of the embedding that are zero, and what it found is as long as it is many."""
+    fix: Callable[..., Any] = module.fix_untrained_tokens
+
+    def fix_untrained_tokens(*args: Any, **kwargs: Any) -> Any:
+        where: Callable[..., Any] = torch.where
+        recorder.assumptions["Unsloth found no token without a trained embedding: the weights are not read"] = 1
+        torch.where = lambda *given: where(*given) if len(given) > 1 else (_no_rows(given[0]),)  # type: ignore[assignment]
+        try:
+            return fix(*args, **kwargs)
+        finally:
+            torch.where = where  # type: ignore[assignment]
+
+    module.fix_untrained_tokens = fix_untrained_tokens  # type: ignore[attr-defined]
+
+
+def _no_rows(found: torch.Tensor) -> torch.Tensor:
+    return found.new_empty(0, dtype=torch.int64)
 
 
 def tell_free_memory(module: ModuleType, recorder: Recorder) -> None:

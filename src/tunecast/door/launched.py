@@ -1,0 +1,144 @@
+"""What was launched from this machine: how it stands, what it printed, and its end."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import ClassVar
+
+from tunecast.errors import NotResolved
+from tunecast.launching import ledger
+from tunecast.launching.engines import engine_of
+from tunecast.launching.ledger import LedgerEntry
+from tunecast.launching.rendering import PREFLIGHT_STATUS, PREFLIGHT_VERDICT
+from tunecast.records import dataclass
+from tunecast.result import Result
+
+
+@dataclass(frozen=True)
+class Launched(Result):
+    """A job that was started."""
+
+    schema: ClassVar[str] = "tunecast.launched/1"
+    KEYS: ClassVar[tuple[str, ...]] = (
+        *("schema", "id", "engine", "framework", "state", "number", "group", "folder", "submitted", "notes"),
+    )
+    FROM: ClassVar[Mapping[str, str]] = {"folder": "folder_name"}
+
+    id: str
+    engine: str
+    framework: str
+    state: str
+    """queued, running, done, failed, cancelled, not started; ended: it is over, and nobody knows how; unknown: its
+    engine does not answer."""
+    number: str
+    """What the engine calls it."""
+    folder: Path
+    submitted: str
+    notes: tuple[str, ...] = ()
+    group: str = ""
+    """Of several that were launched together; '': alone."""
+
+    @property
+    def folder_name(self) -> str:
+        return str(self.folder)
+
+
+@dataclass(frozen=True)
+class LaunchedJobs(Result):
+    """Every launch of this user on this machine, the oldest first."""
+
+    schema: ClassVar[str] = "tunecast.jobs/1"
+    KEYS: ClassVar[tuple[str, ...]] = ("schema", "jobs")
+
+    jobs: tuple[Launched, ...]
+
+
+def launched_of(entries: Iterable[LedgerEntry], notes: tuple[str, ...] = ()) -> tuple[Launched, ...]:
+    known = tuple(entries)
+    states = states_of(known)
+    return tuple(
+        Launched(
+            each.id, each.engine, each.framework, states[each.id], each.number, each.folder, each.submitted,
+            (*notes, *verdict_of(each)), each.group,
+        )
+        for each in known
+    )  # fmt: skip
+
+
+def verdict_of(entry: LedgerEntry) -> tuple[str, ...]:
+    """Why its own check of the machine stopped it."""
+    verdict = entry.written(PREFLIGHT_VERDICT) if entry.status == PREFLIGHT_STATUS else None
+    return () if verdict is None else (verdict,)
+
+
+def states_of(entries: Sequence[LedgerEntry]) -> dict[str, str]:
+    """By id. Each engine is asked once, where it answers for all its jobs."""
+    by_engine: dict[str, list[LedgerEntry]] = {}
+    for entry in entries:
+        by_engine.setdefault(entry.engine, []).append(entry)
+    found: dict[str, str] = {}
+    for name, of in by_engine.items():
+        module = engine_of(name).module
+        if hasattr(module, "states"):
+            found |= _states_or_unknown(of, module.states)
+        else:
+            for entry in of:
+                found |= _states_or_unknown([entry], lambda each: {each[0].id: module.state(each[0])})  # noqa: B023
+    return {entry.id: _state(entry, found[entry.id]) for entry in entries}
+
+
+def _states_or_unknown(
+    entries: Sequence[LedgerEntry], ask: Callable[[Sequence[LedgerEntry]], dict[str, str]]
+) -> dict[str, str]:
+    try:
+        return ask(entries)
+    except NotResolved:
+        return {entry.id: "unknown" for entry in entries}
+
+
+def _state(entry: LedgerEntry, told: str) -> str:
+    """What its engine told, and what is known here."""
+    if told == "not started" and ledger.is_submitted_now(entry):
+        return "queued"
+    return "cancelled" if entry.cancelled and told in ("failed", "ended", "not started") else told
+
+
+def jobs() -> LaunchedJobs:
+    return LaunchedJobs(launched_of(ledger.entries()))
+
+
+def log_command(name: str, *, follow: bool = False) -> tuple[str, ...]:
+    """What shows all that a job printed."""
+    entry = ledger.entry_of(name)
+    return tuple(engine_of(entry.engine).module.log_command(entry, follow=follow))
+
+
+def logs(name: str) -> str:
+    """All that a job printed so far."""
+    done = subprocess.run(log_command(name), capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL)
+    if done.returncode:
+        raise NotResolved(f"{name}: there is no log yet ({' '.join(done.stderr.split())[:200]})", field="id")
+    return done.stdout
+
+
+def cancel(name: str) -> Launched | LaunchedJobs:
+    """Stop a job, or all of a group; one that is over stays as it is."""
+    entries = ledger.entries_of(name)
+    states = states_of(entries)
+    stopped = [entry for entry in entries if states[entry.id] in (*ledger.ACTIVE, "unknown")]
+    by_engine: dict[str, list[LedgerEntry]] = {}
+    for entry in stopped:
+        by_engine.setdefault(entry.engine, []).append(entry)
+    for engine, of in by_engine.items():
+        module = engine_of(engine).module
+        if hasattr(module, "cancel_all"):
+            module.cancel_all(of)
+        else:
+            for entry in of:
+                module.cancel(entry)
+        for entry in of:
+            ledger.as_cancelled(entry)
+    found = launched_of(ledger.entries_of(name))
+    return found[0] if len(found) == 1 and found[0].id == name else LaunchedJobs(found)

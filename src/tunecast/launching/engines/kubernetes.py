@@ -1,0 +1,278 @@
+"""Kubernetes: a TrainJob of Kubeflow Trainer with its runtime, queued by Kueue where a queue is named, started by
+`kubectl apply`.
+
+Objects   trainer.kubeflow.org/v1alpha1 (kubeflow/trainer, pkg/apis/trainer/v1alpha1/trainjob_types.go); the runtime's
+          template is a JobSet's (jobset.x-k8s.io/v1alpha2); Kueue's label: pkg/controller/jobs/trainjob of kueue
+Files     a ConfigMap brings them into /job, where the training runs; claims hold what it reads and writes
+Machines  Trainer says which a pod is by PET_ variables (pkg/runtime/framework/plugins/torch); train.sh reads others
+
+Which cluster, which account is kubectl's own configuration; no credential is read. A Secret is only ever named.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from math import ceil
+from typing import Any
+
+from tunecast.errors import NotResolved, UsageError
+from tunecast.job.readers.json import parsed
+from tunecast.launching.engines.commands import output_of
+from tunecast.launching.ledger import LedgerEntry
+from tunecast.launching.programs import files_of
+from tunecast.launching.rendering import OUTPUT, RESUME, Command, Order
+from tunecast.launching.texts import scalar, yaml_text
+from tunecast.units import MIB
+
+ELSEWHERE = True
+OPTIONS = (
+    *("image", "queue", "namespace", "runtime", "claim", "data_claim", "model_claim", "secret", "node_selector"),
+    "restarts",
+)
+"""image          that Containerfile builds
+queue          Kueue's LocalQueue
+runtime        a ClusterTrainingRuntime of the cluster, in the place of the one rendered here
+claim          the PersistentVolumeClaim that checkpoints go to
+data_claim, model_claim    those with the data and with a model that is no Hub id
+secret         the Secret whose HF_TOKEN a download needs
+node_selector  LABEL=VALUE
+restarts       after a failure, from the last checkpoint on"""
+JOB, AROUND = "trainjob.yaml", "files.yaml"
+GROUP = "trainer.kubeflow.org"
+FOLDER, CONFIG = "/job", "/config"
+NO_IMAGE = "PLACEHOLDER_image"
+RESTARTS = 3
+"""Where a claim keeps checkpoints; without one nothing is left to go on from."""
+NODE = "node"
+"""What the runtimes of Kubeflow call the container and the job that trains."""
+START = f"""cp -L {CONFIG}/* . \
+&& export NODE_RANK="${{PET_NODE_RANK:-0}}" MASTER_ADDR="${{PET_MASTER_ADDR:-localhost}}" \
+MASTER_PORT="${{PET_MASTER_PORT:-29500}}" && unset "${{!PET_@}}" && exec bash {RESUME}"""
+
+
+def render(
+    order: Order, options: Mapping[str, str], host: str
+) -> tuple[Mapping[str, str], tuple[Command, ...], tuple[str, ...]]:
+    name = name_of(order.name)
+    require_claims(order, options)
+    around = [config_map_text(name, files_of(order.program, order.job), options)]
+    if "runtime" not in options:
+        around.append(yaml_text(runtime(name, order, options)))
+    files = {AROUND: "---\n".join(around), JOB: yaml_text(train_job(name, order, options))}
+    commands: tuple[Command, ...] = (("kubectl", "apply", "-f", AROUND), ("kubectl", "apply", "-f", JOB))
+    return files, commands, tuple(notes(order, options))
+
+
+def name_of(name: str) -> str:
+    """Names of services begin with a letter (RFC 1035)."""
+    return name if name[0].isalpha() else f"job-{name}"
+
+
+def require_claims(order: Order, options: Mapping[str, str]) -> None:
+    """A cluster does not see the files of this machine."""
+    for path, here in order.program.carried.items():
+        folder = path.partition("/")[0]
+        if f"{folder}_claim" not in options:
+            raise UsageError(
+                f"--on kubernetes: {here} is not in the cluster. To fix: copy it into a PersistentVolumeClaim, "
+                f"and name that: --option {folder}_claim=NAME",
+                field="option",
+            )
+
+
+def notes(order: Order, options: Mapping[str, str]) -> Iterator[str]:
+    if "image" not in options:
+        yield "no image: build Containerfile, push it to your registry, and name it: --option image=NAME"
+    if "claim" not in options:
+        yield f"checkpoints are lost with the pod. To fix: --option claim=NAME, a claim that {FOLDER}/{OUTPUT} goes to"
+    if "node_selector" not in options:
+        yield "any card: a cluster has its own names for cards. To fix: --option node_selector=LABEL=VALUE"
+    if order.limit_s is None:
+        yield "no time limit: how long it takes is not predicted"
+    for path in order.program.carried:
+        folder, _, file = path.partition("/")
+        yield f"{file} is looked for in the claim {options[f'{folder}_claim']}"
+    if "runtime" in options and int(options.get("restarts", "0")):
+        yield "restarts are the runtime's own: the one that was named says how often"
+
+
+def metadata(name: str, options: Mapping[str, str], labels: Mapping[str, str] | None = None) -> dict[str, Any]:
+    place = {"namespace": options["namespace"]} if "namespace" in options else {}
+    return {"name": name, **place, "labels": {"app.kubernetes.io/managed-by": "tunecast", **(labels or {})}}
+
+
+def config_map_text(name: str, files: Mapping[str, str], options: Mapping[str, str]) -> str:
+    head = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata(name, options)}
+    return yaml_text(head) + "data:\n" + "".join(f"  {scalar(key)}: {block(text)}\n" for key, text in files.items())
+
+
+def block(text: str) -> str:
+    """Lines as they are, where YAML reads them back so; else quoted."""
+    lines = text.split("\n")
+    as_it_is = lines[-1] == "" and len(lines) > 1 and lines[-2] and lines[0][:1] not in ("", " ")
+    if not as_it_is or not all(line.isprintable() for line in lines):
+        return scalar(text)
+    return "|\n" + "\n".join(f"    {line}" if line else "" for line in lines[:-1])
+
+
+def volumes(name: str, options: Mapping[str, str]) -> list[tuple[str, str, dict[str, Any]]]:
+    """Each by its name, its place in the container and what it is."""
+    found: list[tuple[str, str, dict[str, Any]]] = [
+        ("files", CONFIG, {"configMap": {"name": name}}),
+        ("shared-memory", "/dev/shm", {"emptyDir": {"medium": "Memory"}}),
+        ("job", FOLDER, claim_of(options["claim"]) if "claim" in options else {"emptyDir": {}}),
+    ]
+    for kind in ("data", "model"):
+        if f"{kind}_claim" in options:
+            found.append((kind, f"{FOLDER}/{kind}", claim_of(options[f"{kind}_claim"])))
+    return found
+
+
+def claim_of(name: str) -> dict[str, Any]:
+    return {"persistentVolumeClaim": {"claimName": name}}
+
+
+def pod_parts(name: str, options: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Of the pod and of its container, as a runtime has them and a TrainJob may patch them."""
+    all_of = volumes(name, options)
+    pod: dict[str, Any] = {"volumes": [{"name": volume, **what} for volume, _, what in all_of]}
+    if "node_selector" in options:
+        label, _, value = options["node_selector"].partition("=")
+        pod["nodeSelector"] = {label: value}
+    mounts = [
+        {"name": volume, "mountPath": place, **({"readOnly": True} if volume in ("files", "data", "model") else {})}
+        for volume, place, _ in all_of
+    ]
+    return pod, {"name": NODE, "volumeMounts": mounts}
+
+
+def runtime(name: str, order: Order, options: Mapping[str, str]) -> dict[str, Any]:
+    """A TrainingRuntime for this one job. All of its pods begin again together, as torch wants it."""
+    pod, container = pod_parts(name, options)
+    restarts = int(options.get("restarts", RESTARTS if "claim" in options else 0))
+    step = {f"{GROUP}/trainjob-ancestor-step": "trainer"}
+    template = {"spec": {"restartPolicy": "Never", **pod, "containers": [{**container, "image": image_of(options)}]}}
+    job = {"metadata": {"labels": step}, "spec": {"backoffLimit": 0, "template": template}}
+    return {
+        "apiVersion": f"{GROUP}/v1alpha1",
+        "kind": "TrainingRuntime",
+        "metadata": metadata(name, options, {f"{GROUP}/framework": "torch"}),
+        "spec": {
+            "mlPolicy": {"numNodes": order.job.hardware.nodes, "torch": {}},
+            "template": {
+                "spec": {
+                    "failurePolicy": {"maxRestarts": restarts},
+                    "replicatedJobs": [{"name": NODE, "template": job}],
+                }
+            },
+        },
+    }
+
+
+def image_of(options: Mapping[str, str]) -> str:
+    return options.get("image", NO_IMAGE)
+
+
+def train_job(name: str, order: Order, options: Mapping[str, str]) -> dict[str, Any]:
+    hardware = order.job.hardware
+    shared = "runtime" in options
+    ref = {"apiGroup": GROUP, "kind": "ClusterTrainingRuntime" if shared else "TrainingRuntime"}
+    spec: dict[str, Any] = {
+        "runtimeRef": {**ref, "name": options.get("runtime", name)},
+        "trainer": {
+            "image": image_of(options),
+            "command": ["bash", "-c", f"cd {FOLDER} && {START}"],
+            "numNodes": hardware.nodes,
+            "numProcPerNode": hardware.gpus,
+            "resourcesPerNode": {"requests": resources(order), "limits": {"nvidia.com/gpu": hardware.gpus}},
+            **({"env": [token_of(options["secret"])]} if "secret" in options else {}),
+        },
+    }
+    if order.limit_s is not None:
+        spec["activeDeadlineSeconds"] = max(1, ceil(order.limit_s))
+    if shared:
+        pod, container = pod_parts(name, options)
+        job = {"name": NODE, "template": {"spec": {"template": {"spec": {**pod, "containers": [container]}}}}}
+        patched = {"template": {"spec": {"replicatedJobs": [job]}}}
+        spec["runtimePatches"] = [{"manager": "tunecast.dev/launch", "trainingRuntimeSpec": patched}]
+    queue = {"kueue.x-k8s.io/queue-name": options["queue"]} if "queue" in options else {}
+    return {
+        "apiVersion": f"{GROUP}/v1alpha1",
+        "kind": "TrainJob",
+        "metadata": metadata(name, options, queue),
+        "spec": spec,
+    }
+
+
+def resources(order: Order) -> dict[str, Any]:
+    memory = {} if order.ram_bytes is None else {"memory": f"{ceil(order.ram_bytes / MIB)}Mi"}
+    return {"cpu": str(order.cpu_cores), **memory, "nvidia.com/gpu": order.job.hardware.gpus}
+
+
+def token_of(secret: str) -> dict[str, Any]:
+    return {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": secret, "key": "HF_TOKEN"}}}
+
+
+def submit(entry: LedgerEntry, commands: tuple[Command, ...], environment: Mapping[str, str]) -> str:
+    """The cluster and the job: what kubectl calls the first now may be another one later."""
+    if NO_IMAGE in (entry.folder / JOB).read_text(encoding="utf-8"):
+        raise UsageError("--on kubernetes: no image to run. To fix: --option image=NAME", field="option")
+    context = _run(("kubectl", "config", "current-context"), entry, environment).strip()
+    for command in commands:
+        _run((command[0], "--context", context, *command[1:]), entry, environment)
+    return f"{context}/{name_of(entry.id)}"
+
+
+def _run(command: Command, entry: LedgerEntry, environment: Mapping[str, str] | None = None) -> str:
+    absent = ": no cluster is reached without"
+    return output_of(command, entry.folder, environment, named="kubectl", absent=absent, lock=entry.lock)
+
+
+def _kubectl(entry: LedgerEntry) -> Command:
+    context = entry.number.rpartition("/")[0]
+    return ("kubectl", *(("--context", context) if context else ()))
+
+
+def state(entry: LedgerEntry) -> str:
+    told = _run((*_kubectl(entry), "get", "--ignore-not-found", "-o", "json", "-f", JOB), entry)
+    if not told.strip():
+        return "ended" if entry.number else "not started"
+    return state_in(parsed(told, "kubectl get"))
+
+
+def state_in(job: Any) -> str:
+    """By a TrainJob's conditions and the pods that are active."""
+    status = job.get("status") if isinstance(job, Mapping) else None
+    if not isinstance(status, Mapping):
+        return "queued"
+    conditions = {
+        str(each.get("type")) for each in status.get("conditions") or () if isinstance(each, Mapping)
+        and each.get("status") == "True"
+    }  # fmt: skip
+    for name, word in (("Complete", "done"), ("Failed", "failed"), ("Suspended", "queued")):
+        if name in conditions:
+            return word
+    jobs = [each for each in status.get("jobsStatus") or () if isinstance(each, Mapping)]
+    return "running" if any(each.get("active") or each.get("ready") for each in jobs) else "queued"
+
+
+def log_command(entry: LedgerEntry, *, follow: bool) -> Command:
+    try:
+        text = (entry.folder / JOB).read_text(encoding="utf-8")
+    except OSError as error:
+        raise NotResolved(f"{entry.id}: {JOB} is gone ({error.strerror})", field="id") from None
+    found = re.search(r"^  namespace: (\S+)$", text, re.MULTILINE)
+    return (
+        *_kubectl(entry),
+        *(("--namespace", json.loads(found[1]) if found[1].startswith('"') else found[1]) if found else ()),
+        *("logs", f"--selector=jobset.sigs.k8s.io/jobset-name={name_of(entry.id)}", "--all-containers", "--prefix"),
+        *("--tail=-1", "--max-log-requests=1000"),
+        *(("--follow",) if follow else ()),
+    )
+
+
+def cancel(entry: LedgerEntry) -> None:
+    """With what was made for it."""
+    _run((*_kubectl(entry), "delete", "--ignore-not-found", "--wait=false", "-f", JOB, "-f", AROUND), entry)

@@ -1,0 +1,1 @@
+"""Rendered trainings, run by the packages they are rendered for: cases.py, made.py, one.py."""

@@ -1,0 +1,1 @@
+"""Objects that `--on kubernetes` renders, against the published models of their API."""
