@@ -78,7 +78,7 @@ class Run:
         times = {length: _scaled_s(lowered, scales, host) for length, lowered in self.steps.items()}
         order = steps_of(self.job)
         plans = any("cudnn" in op.name for lowered in self.steps.values() for op in lowered.ops)
-        planned_s = new_length_s(self.job, planning_of(plans, host))[0]
+        planned_s = new_length_s(planning_of(plans, host), recomputes=self.job.gradient_checkpointing)[0]
         taken = sorted(
             times[length] + (planned_s if length not in order[:step] else 0.0)
             for step, length in enumerate(order)

@@ -45,7 +45,8 @@ def main() -> None:
     with tracing(Card()) as recorder:
         import torch
 
-        tensor_files.install(recorder, Overlay(folder), lambda: None)  # before transformers takes its names
+        # before transformers takes its names
+        tensor_files.install(recorder, Overlay(folder), lambda: None, lambda nbytes: None)
         transformers.offer({}, folder)
         from common import prepare
 
