@@ -9,6 +9,7 @@ import pytest
 
 from tunecast.hardware.catalog import known_gpu
 from tunecast.job.mapping import job_from_dict
+from tunecast.market.cost import expected_interruptions
 from tunecast.market.offer import Offer
 from tunecast.planning.bill import Biller, StartTime, Terms
 from tunecast.planning.choice import Fleet
@@ -105,7 +106,7 @@ def test_runs_one_after_another_share_the_machine_and_the_data():
     one = one._replace(whole=replace(one.whole, phases_s=phases, total_s=one.whole.total_s + 70))
     made = biller(runs=4)
     owned = offer(kind="owned")
-    assert made.phases(one, owned) == {
+    assert made.phases(one, owned, 1) == {
         "provisioning": 0.0, "load": 400.0, "training": 4 * 3600.0, "preparation": 50.0, "download": 20.0
     }  # fmt: skip
     assert made.bill(one, owned, 1).total_s == pytest.approx(4 * 3700 + 70)
@@ -117,11 +118,29 @@ def test_a_spot_machine_saves_as_often_as_pays():
     whole = WholeTime(36_070, 36_000, 36_100, phases, 3600, 10.0, 1e6, 1e6, 0, 7)
     run = Timed(10.0, whole, 0, 0)
     every_s = (2 * 10 * 3600 / 0.00774) ** 0.5
-    assert biller().save_steps(run, offer(kind="spot")) == pytest.approx(every_s / 10, rel=0.01)
-    assert biller().save_steps(run, offer()) is None
-    assert biller(chooses_saves=False).save_steps(run, offer(kind="spot")) is None
-    steps = biller().save_steps(run, offer(kind="spot"))
-    assert biller().phases(run, offer(kind="spot"))["checkpoints"] == 3600 // steps * 10
+    assert biller().save_steps(run, offer(kind="spot"), 1) == pytest.approx(every_s / 10, rel=0.01)
+    assert biller().save_steps(run, offer(), 1) is None
+    assert biller(chooses_saves=False).save_steps(run, offer(kind="spot"), 1) is None
+    steps = biller().save_steps(run, offer(kind="spot"), 1)
+    assert biller().phases(run, offer(kind="spot"), 1)["checkpoints"] == 3600 // steps * 10
+
+
+@pytest.mark.parametrize(("nodes", "steps"), [(1, 120), (4, 60), (9, 40)])
+def test_of_several_spot_machines_any_ends_the_job_so_that_it_saves_more_often(nodes: int, steps: int):
+    """A machine every 20 h, a save of 10 s: sqrt(2 x 10 x 72,000 / n) = 1,200 s, 600 s of four, 400 s of nine; a step
+    takes 10 s. No other interval is cheaper."""
+    phases = {"provisioning": 0.0, "training": 36_000.0, "checkpoints": 70.0}
+    run = Timed(10.0, WholeTime(36_070, 36_000, 36_100, phases, 3600, 10.0, 1e6, 1e6, 0, 7), 0, 0)
+    spot = offer(kind="spot")
+    made = biller(interruptions_per_hour=1 / 20)
+    assert made.save_steps(run, spot, nodes) == steps
+
+    def wall_s(every: int) -> float:
+        took = {**made.phases(run, spot, nodes), "checkpoints": 36_000 / (every * 10) * 10}
+        rate = nodes / 20
+        return sum(took.values()) + expected_interruptions(took, rate, every * 10.0).wall_s
+
+    assert min(range(10, 400, 5), key=wall_s) == pytest.approx(steps, rel=0.1)
 
 
 def test_of_offers_on_the_same_terms_the_cheapest_is_enough():

@@ -137,7 +137,7 @@ class PlanMaker(ABC):
             bill=bill.cost,
             usd_range=bill.usd_range,
             tokens=0.0,
-            phases_s=self.biller.phases(timed, offer),
+            phases_s=self.biller.phases(timed, offer, rig.nodes),
             risk=_risk_of(held.range_bytes[1], held.capacity_bytes),
             rough=bill.rough,
             evidence=evidence.words,
@@ -362,7 +362,8 @@ class JobPlanner(PlanMaker):
         outside = self.estimator.outside(found.setting.technique, found.setting.spread._replace(layers=1))
         if outside is None:
             return None
-        saved, limit = self.biller.checkpoints(found.timed, found.offer), self.job.run.save_total_limit
+        saved = self.biller.checkpoints(found.timed, found.offer, found.rig.nodes)
+        limit = self.job.run.save_total_limit
         at_once = saved if limit is None else min(saved, limit + 1)
         written = at_once * found.timed.checkpoint_bytes + found.timed.weights_bytes
         return outside.downloaded_bytes + self.question.terms.runs * written

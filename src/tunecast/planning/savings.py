@@ -31,7 +31,7 @@ def savings(choice: Choice, timed: Timed, biller: Biller) -> tuple[AvoidableCost
     def cost(phases_s: Mapping[str, float]) -> Cost:
         return biller.cost(timed, phases_s, timed.step_s, machine.offer, machine.nodes, None)
 
-    phases = biller.phases(timed, machine.offer)
+    phases = biller.phases(timed, machine.offer, machine.nodes)
     likely = cost(phases)
     found = []
     is_spot = machine.offer.kind == SPOT  # which goes on from its checkpoints
