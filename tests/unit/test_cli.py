@@ -124,7 +124,7 @@ def test_a_flag_is_not_shortened(shell: Any) -> None:
         (["predict", "gpt2", "--method", "lorra"], "nearest: lora"),
         (["predict", "gpt2", "--set", "lora.rnak=4"], "nearest: lora.rank"),
         (["predict", "gpt2", "--html", "."], "--html"),
-        (["predict", "gpt2", "qwen2.5-0.5b", "--html", "a.html"], "show one job; got 2"),
+        (["predict", "gpt2", "qwen2.5-0.5b", "--html", "a.html"], "--html: is of one job; got 2"),
     ],
 )
 def test_wrong_usage(shell: Any, argv: list[str], told: str) -> None:

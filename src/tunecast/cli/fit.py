@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -10,10 +11,12 @@ from tunecast.advise.ladder import ALLOWED, Harm
 from tunecast.cli.answers import print_answer
 from tunecast.cli.arguments import Parser, add_calibration_flag, add_json_flag
 from tunecast.cli.asking import counting_seconds, say_card, say_problems
+from tunecast.cli.several import answer_each, is_several, jobs_of, refuse_one_file
 from tunecast.door.fit import allowed, fit
 from tunecast.door.read import read
 from tunecast.errors import DoesNotFit, NotResolved, UsageError, printable, printable_lines
-from tunecast.job.flags import COMMON, add_job_flags, job_flags, overrides_from
+from tunecast.job.flags import COMMON, add_job_flags, job_flags, sweep_from
+from tunecast.job.job import Job
 from tunecast.job.readers import is_job_file
 from tunecast.planning.fit.patch import Patch, write
 from tunecast.planning.fit.solution import Fit, Solution
@@ -33,6 +36,7 @@ examples:
   tunecast fit job.yaml --write                        the same; the file as it was stays beside it, as job.yaml.orig
   tunecast fit job.yaml --allow method,rank            LoRA or QLoRA may be chosen like any other change
   tunecast fit llama-3.1-8b --method lora --seq-len 16384 --gpu l40s
+  tunecast fit jobs.jsonl --gpu l40s --json            of each job, a line each; also --set lora.rank=8,16,64
   tunecast fit --gpu rtx-4090 -- train.py --bf16       your own script, by its own arguments (fit --help --)
 
 First what keeps the mathematics (checkpointing, fused kernels, a smaller micro-batch with more accumulation, sharding),
@@ -74,18 +78,29 @@ def run(argv: Sequence[str]) -> int:
         return fit_script.run(argv)
     arguments = parser().read(argv)
     source: str = arguments.source
-    allow = allowed(arguments.allow)
-    flags = overrides_from(arguments)
+    points = sweep_from(arguments)
     wants_file = "--patch" if arguments.patch else "--write" if arguments.write else None
     if wants_file and not is_job_file(source):
         raise UsageError(f"{wants_file}: {source} is no job file; allowed: with one", field=wants_file)
-    job = read(source, flags)
+    if not is_several(source, points):
+        return answer_job(source, points[0].overrides, arguments)
+    jobs = [each.named for each in jobs_of(source, points)]
+    refuse_one_file(arguments, ("patch", "write"), len(jobs))
+
+    return answer_each(jobs, lambda job, number: answer_job(job, {}, arguments), arguments)
+
+
+def answer_job(asked: Job | str, flags: Mapping[str, object], arguments: argparse.Namespace) -> int:
+    """`asked`: a job of several, or what the one was given as, which may get a patch."""
+    source: str = arguments.source if asked is arguments.source or not is_job_file(arguments.source) else ""
+    allow = allowed(arguments.allow)
+    job = read(asked, flags)
     say_card(job.hardware.gpu)
     with counting_seconds(f"trying changes to {job.id or job.model}") as tick:
-        found = fit(source, flags, allow=allow, calibrated=not arguments.no_calibration, tick=tick)
+        found = fit(asked, flags, allow=allow, calibrated=not arguments.no_calibration, tick=tick)
     say_problems(found.problems)
     chosen, wording = found.chosen, wording_of(source)
-    if wants_file is not None:
+    if arguments.patch or arguments.write:
         apply_changes(found, source, allow, writing=arguments.write)
         if chosen is not None and (over := winning_flags(chosen, flags)):
             print(f"tunecast: leave out {over}, which would win over the file", file=sys.stderr)
@@ -103,11 +118,13 @@ def winning_flags(chosen: Solution | None, flags: Mapping[str, object]) -> str:
 
 
 def how_to(chosen: Solution | None, patch: Patch | None, source: str, over: str) -> str:
-    """The patch; the flags; or the fields, where the file cannot be changed in place."""
+    """The patch; the flags; or the fields, where the file cannot be changed in place, or holds other jobs (no `source`)."""
     if chosen is None:
         return ""
     if patch is not None:
         return patch.diff + (f"and leave out {over}, which would win over the file" if over else "")
+    if not source:
+        return f"Set\n  {in_yaml(chosen.overrides)}"
     if is_job_file(source):
         return f"{source} cannot be changed in its place; set there\n  {in_yaml(chosen.overrides)}"
     return f"Add\n  {as_flags(chosen.overrides)}"

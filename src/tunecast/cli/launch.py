@@ -15,13 +15,14 @@ from tunecast.cli.arguments import Parser, add_json_flag, count, number
 from tunecast.cli.filters import options_from as filters_from
 from tunecast.cli.plan import day, duration
 from tunecast.cli.read import values_from
+from tunecast.cli.several import LINES, jobs_of
 from tunecast.cli.terminal import Counting
 from tunecast.door.launch import RunsAlready, launch, own_file
 from tunecast.door.launch_many import LaunchedTogether, RenderedTogether, Together, Variant, launch_many
 from tunecast.errors import UsageError, printable
 from tunecast.job.flags import SweepPoint, add_job_flags, sweep_from
 from tunecast.job.job import Job
-from tunecast.job.readers import is_job_file, read_jobs
+from tunecast.job.readers import is_job_file
 from tunecast.launching.rendering import Rendering
 from tunecast.report.lists.launch import launched_text, launched_together_text, rendered_together_text, rendering_text
 
@@ -160,16 +161,15 @@ def planned(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def variants_of(source: str, points: Sequence[SweepPoint]) -> list[Variant]:
     """The jobs of a file of several; none where it is one job. Raises what is wrong with any of them."""
-    if not is_job_file(source) or own_file(source) is not None or Path(source).suffix.lower() != ".jsonl":
+    if own_file(source) is not None or not source.lower().endswith(LINES):
         return []
-    found: list[Variant] = []
-    wrong: list[str] = []
-    for point in points:
-        for line, job in enumerate(read_jobs(source, point.overrides), start=1):
-            if isinstance(job, Job):
-                found.append(Variant(job, {}, point.label))
-            else:
-                wrong.append(f"{job.id or f'job {line}'}: {job.message}")
+    jobs = jobs_of(source, points)
+    found = [Variant(each.job, {}, each.label) for each in jobs if isinstance(each.job, Job)]
+    wrong = [
+        f"{each.job.id or f'job {number}'}: {each.job.message}"
+        for number, each in enumerate(jobs, start=1)
+        if not isinstance(each.job, Job)
+    ]
     if wrong or not found:
         raise UsageError(f"{source}: {'; '.join(wrong) or 'holds no job'}", field="source")
     return found

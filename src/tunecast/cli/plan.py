@@ -15,11 +15,13 @@ from tunecast.cli.arguments import Parser, add_json_flag, count, number, size
 from tunecast.cli.asking import QUIET_S
 from tunecast.cli.files import require_writable
 from tunecast.cli.filters import FILTERS, add_filter_flags, add_money_flags, options_from
+from tunecast.cli.several import answer_each, is_several, jobs_of, refuse_one_file
 from tunecast.cli.terminal import Counting
 from tunecast.door.plan import Planner, PlanOptions, duration_s
 from tunecast.door.read import read
-from tunecast.errors import OverBudget
-from tunecast.job.flags import add_job_flags, overrides_from
+from tunecast.errors import OverBudget, printable
+from tunecast.job.flags import add_job_flags, sweep_from
+from tunecast.job.job import Job
 from tunecast.job.writer import write_file
 from tunecast.planning.choice import Plan
 from tunecast.planning.space import ALLOWABLE, KEEPABLE
@@ -34,14 +36,15 @@ marketplaces and reservations would cost is said beside; --spot, --marketplace a
 
 What the job says stays as it is; chosen are the cards, how the job is spread over them, how the global batch is split
 (micro_batch x grad_accum x cards stays the same), and, where the job does not say them, gradient_checkpointing and
-kernels. --keep fixes more, --allow frees more."""
+kernels. --keep fixes more, --allow frees more. JSON Lines of jobs and a sweep (--set lora.rank=8,16,64) are planned one by
+one, each for itself; tunecast launch plans them together."""
 EPILOG = """\
 examples:
   tunecast plan llama-3.1-8b --method lora --tokens 20000000
   tunecast plan job.yaml --within 6h --max-usd 50 --html plan.html
   tunecast plan job.yaml --eu --no-cloud-act                    in the EU for sure, no US parent known
-  tunecast plan job.yaml --spot --exclude-provider gcp          spot machines may be picked too
-  tunecast plan job.yaml --runs 8                               a sweep of 8 variants, one after another
+  tunecast plan job.yaml --runs 8                               8 variants, one after another on one machine
+  tunecast plan job.yaml --set lora.rank=8,16,64 --json         a plan of each, a line each; also of jobs.jsonl
   tunecast plan job.yaml --gpu rtx-4090                         on such cards alone; your own: tunecast offers add
   tunecast plan --eu --within 6h -- train.py --epochs 3         your own script, traced (its flags: plan --help --)
 """
@@ -131,13 +134,27 @@ def run(argv: Sequence[str]) -> int:
         return plan_script.run(argv)
     arguments = parser().read(argv)
     require_files(arguments)
-    job = read(arguments.source, overrides_from(arguments))
+    points = sweep_from(arguments)
+    if not is_several(arguments.source, points):
+        return answer_job(read(arguments.source, points[0].overrides), arguments, argv, arguments.source)
+    jobs = [each.named for each in jobs_of(arguments.source, points)]
+    refuse_one_file(arguments, ("html", "md"), len(jobs))
+
+    def ask(job: Job, number: int) -> int:
+        if arguments.short:
+            print(f"{printable(str(job.id or job.model))}: ", end="")
+        return answer_job(job, arguments, argv, arguments.source)
+
+    return answer_each(jobs, ask, arguments)
+
+
+def answer_job(job: Job, arguments: argparse.Namespace, argv: Sequence[str], source: str) -> int:
     title, live = f"planning {job.id or job.model}", not arguments.quiet
     with Counting(title, "settings looked at", after_s=QUIET_S, live=live) as counting:
         planner = Planner(job, plan_options(arguments), counting)
         in_full = arguments.html is not None
         plan = planner.plan(front_in_full=in_full, unstated=not arguments.json or in_full)
-    return answer(plan, arguments, argv, arguments.source)
+    return answer(plan, arguments, argv, source)
 
 
 def require_files(arguments: argparse.Namespace) -> None:

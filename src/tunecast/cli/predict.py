@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import cache, partial
 from typing import TYPE_CHECKING
 
 from tunecast.cli.arguments import Parser, add_calibration_flag, add_output_flags, add_tracing_flags, limits_from
-from tunecast.cli.main import is_unwritable, without_traceback
+from tunecast.cli.several import answer, jobs_of, refuse_one_file, worst
 from tunecast.door.predict import predict
-from tunecast.errors import DEBUG, DoesNotFit, OverBudget, TunecastError, UsageError, internal_error, printable
+from tunecast.errors import DoesNotFit
 from tunecast.job.flags import COMMON, add_job_flags, sweep_from
 from tunecast.job.job import Data, Job
-from tunecast.job.readers import JobError, job_error, read_jobs
+from tunecast.job.readers import JobError
 from tunecast.prediction.modelled import require_engine
 from tunecast.prediction.prediction import Prediction
-from tunecast.records import dataclass, replace
+from tunecast.records import dataclass
 from tunecast.tape.trace.limits import TraceLimits
 
 if TYPE_CHECKING:
@@ -42,13 +41,8 @@ The closed form follows the real training code allocation by allocation and need
 code itself, in your versions, on tensors without contents: seconds instead of a moment, and no GPU either.
 """
 
-LONGEST_ID = 80
-"""Characters of a job's id before what is wrong with it; JSON echoes all of it."""
 FEWEST_SHARED = 8
 """Jobs to be worth further processes."""
-
-SEVERITY = (0, DoesNotFit.exit_code, OverBudget.exit_code, 2, 5, 1)
-"""Exit codes from good to bad: a job without an answer is worse than an answer that says no."""
 
 SHORT = (*COMMON, "--set", "--short", "--details", "--json", "--html", "--engine", "--help-all")
 """Flags that --help shows."""
@@ -113,14 +107,9 @@ def run(argv: Sequence[str]) -> int:
 
             require_writable(flag, name)
     points = sweep_from(arguments)
-    overrides = points[0].overrides
-    by_source = [
-        (source, [job for point in points for job in _labelled(read_jobs(source, point.overrides), point.label)])
-        for source in arguments.jobs
-    ]
+    by_source = [(source, [each.named for each in jobs_of(source, points)]) for source in arguments.jobs]
     jobs = [job for _, found in by_source for job in found]
-    if len(jobs) > 1 and (arguments.html or arguments.snapshot):
-        raise UsageError(f"--html and --snapshot show one job; got {len(jobs)}", field="--html")
+    refuse_one_file(arguments, ("html", "snapshot"), len(jobs))
     traces, python = arguments.engine == "traced", arguments.python
     if traces and any(isinstance(job, Job) for job in jobs):
         python = python_of(python)
@@ -130,7 +119,7 @@ def run(argv: Sequence[str]) -> int:
         limits=limits_from(arguments),
         calibrated=not arguments.no_calibration,
         advice=not arguments.no_advice and (arguments.html is not None or not (arguments.json or arguments.short)),
-        overrides=overrides,
+        overrides=points[0].overrides,
         sources=tuple(source if len(found) == 1 else "" for source, found in by_source for _ in found),
         argv=tuple(argv),
     )
@@ -139,14 +128,13 @@ def run(argv: Sequence[str]) -> int:
         from tunecast.cli.cores import on_all_cores
         from tunecast.prediction.time import timing  # noqa: F401
 
-        return worst(on_all_cores(partial(answer, options=options), jobs))
-    return worst(answer(job, number, options) for number, job in enumerate(jobs, start=1))
+        return worst(on_all_cores(partial(answer_one, options=options), jobs))
+    return worst(answer_one(job, number, options) for number, job in enumerate(jobs, start=1))
 
 
-def _labelled(jobs: Iterable[Job | JobError], label: str) -> Iterator[Job | JobError]:
-    """Of a sweep each by what makes it another."""
-    for job in jobs:
-        yield replace(job, id=f"{job.id or job.model} {label}") if isinstance(job, Job) and label else job
+def answer_one(job: Job | JobError, number: int, options: PredictOptions) -> int:
+    ask = partial(print_prediction, options=options)
+    return answer(job, number, ask, as_json=options.json, alone=options.total == 1)
 
 
 def python_of(given: str | None) -> str:
@@ -154,30 +142,6 @@ def python_of(given: str | None) -> str:
     from tunecast.tape.trace.interpreter import tracing_python
 
     return tracing_python(given)
-
-
-def worst(codes: Iterable[int]) -> int:
-    return max(codes, key=SEVERITY.index, default=0)
-
-
-def answer(job: Job | JobError, number: int, options: PredictOptions) -> int:
-    """Print the answer of one job; its exit code."""
-    if isinstance(job, Job):
-        try:
-            return print_prediction(job, number, options)
-        except TunecastError as error:
-            job = replace(job_error(error, job.id), message=without_traceback(error.message))
-        except (BrokenPipeError, KeyboardInterrupt):
-            raise
-        except Exception as error:
-            if is_unwritable(error) or os.environ.get(DEBUG):
-                raise
-            job = JobError(job.id, TunecastError.code, None, internal_error(error), TunecastError.exit_code)
-    if options.json:
-        print(json.dumps(job.to_dict()), flush=True)
-    which = f"{printable(str(job.id), LONGEST_ID)}: " if job.id is not None and options.total > 1 else ""
-    print(f"tunecast: error: {which}{job.message}", file=sys.stderr, flush=True)
-    return job.exit_code
 
 
 def print_prediction(job: Job, number: int, options: PredictOptions) -> int:

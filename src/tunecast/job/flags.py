@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import product
 
@@ -123,7 +123,7 @@ def add_job_flags(parser: argparse.ArgumentParser, without: Collection[str] = ()
         group.add_argument(flag.flag, dest=dest, metavar=metavar, default=argparse.SUPPRESS, help=help)
     parser.add_argument(
         "--set", dest=PREFIX, metavar="FIELD=VALUE", action="append", default=[],
-        help="any field of the job, by its dotted name or what trainers call it; A,B,C: a sweep (predict, launch)",
+        help="any field of the job, by its dotted name or what trainers call it; A,B,C: a sweep, a job of each value",
     )  # fmt: skip
 
 
@@ -144,6 +144,8 @@ class SweepPoint(NamedTuple):
     label: str
     """`rank-8-micro-batch-4`; '' where nothing is swept."""
     overrides: dict[str, object]
+    words: tuple[str, ...] = ()
+    """What was set, as it may be typed: `lora.rank=8`."""
 
 
 SWEPT = ("int", "int or choice", "float", "choice", "bool", "bytes", "release")
@@ -152,14 +154,21 @@ SWEPT = ("int", "int or choice", "float", "choice", "bool", "bytes", "release")
 
 def sweep_from(arguments: argparse.Namespace) -> list[SweepPoint]:
     """What the flags set, once for every value of `--set lora.rank=8,16,64`; of several such, for all combinations."""
-    texts: list[str] = vars(arguments).get(PREFIX, [])
+    flags = overrides_from(argparse.Namespace(**{**vars(arguments), PREFIX: []}))
+    points = sweep_of(vars(arguments).get(PREFIX, []))
+    return [point._replace(overrides={**flags, **point.overrides}) for point in points]
+
+
+def sweep_of(texts: Sequence[str], flag: str = "--set") -> list[SweepPoint]:
+    """Assignments, once for every combination of values."""
     swept = [text for text in texts if is_swept(text)]
-    plain_ones = argparse.Namespace(**{**vars(arguments), PREFIX: [text for text in texts if text not in swept]})
-    rest = overrides_from(plain_ones)
+    plain_ones = [text for text in texts if text not in swept]
+    rest = assignments(plain_ones, flag)
     points = []
-    for values in product(*map(_values, swept)):
+    for values in product(*(_values(text, flag) for text in swept)):
         label = "-".join(f"{name.rpartition('.')[2]}-{value}" for name, value in values)
-        points.append(SweepPoint(_slug(label), {**rest, **fields_meant(values)}))
+        words = (*plain_ones, *(f"{name}={value}" for name, value in values))
+        points.append(SweepPoint(_slug(label), {**rest, **fields_meant(values)}, words))
     return points
 
 
@@ -172,11 +181,11 @@ def is_swept(text: str) -> bool:
     return bool(fields) and all(each == "model" or (each in knobs and knobs[each].kind in SWEPT) for each in fields)
 
 
-def _values(text: str) -> list[tuple[str, object]]:
+def _values(text: str, flag: str) -> list[tuple[str, object]]:
     name, _, values = text.partition("=")
     found = [value.strip() for value in values.split(",")]
     if not all(found) or len(set(found)) < len(found):
-        raise UsageError(f"--set: got {shown(text)}; allowed: FIELD=A,B,C, each once", field="--set")
+        raise UsageError(f"{flag}: got {shown(text)}; allowed: FIELD=A,B,C, each once", field=flag)
     return [(name.strip(), value) for value in found]
 
 

@@ -53,6 +53,14 @@ def job_error(error: TunecastError, id: str | int | None = None) -> JobError:
     return JobError(id, error.code, error.field, error.message, error.exit_code)
 
 
+def require_job(read: Job | JobError) -> Job:
+    """Raises what is wrong with it."""
+    if isinstance(read, Job):
+        return read
+    kinds = {kind.code: kind for kind in (UsageError, NotResolved, Unsupported)}
+    raise kinds.get(read.code, TunecastError)(read.message, field=read.field)
+
+
 def is_job_file(source: str) -> bool:
     """Whether a source is read as a file of jobs, and not as a model."""
     _, ending = splitext(source)
@@ -75,10 +83,7 @@ def read_job(source: str, overrides: Mapping[str, object] | None = None) -> Job:
     jobs = list(read_jobs(source, overrides))
     if len(jobs) != 1:
         raise UsageError(f"{source}: got {len(jobs)} jobs; allowed: one. To fix: ask for each of read_jobs({source!r})")
-    if isinstance(jobs[0], Job):
-        return jobs[0]
-    kinds = {kind.code: kind for kind in (UsageError, NotResolved, Unsupported)}
-    raise kinds.get(jobs[0].code, TunecastError)(jobs[0].message, field=jobs[0].field)
+    return require_job(jobs[0])
 
 
 def _jobs(source: str, overrides: Mapping[str, object]) -> Iterator[Job | JobError]:
