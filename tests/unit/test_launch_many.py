@@ -34,7 +34,7 @@ def own_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def swept(*words: str) -> list[tuple[str, dict[str, object]]]:
     arguments = launch_command.parser().read(["job", "--on", "slurm", *words])
-    return [tuple(each) for each in sweep_from(arguments)]  # type: ignore[misc]
+    return [(each.label, each.overrides) for each in sweep_from(arguments)]
 
 
 def test_a_comma_separates_values_of_a_sweep_but_not_those_of_a_list() -> None:

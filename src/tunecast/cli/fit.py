@@ -118,7 +118,7 @@ def winning_flags(chosen: Solution | None, flags: Mapping[str, object]) -> str:
 
 
 def how_to(chosen: Solution | None, patch: Patch | None, source: str, over: str) -> str:
-    """The patch; the flags; or the fields, where the file cannot be changed in place, or holds other jobs (no `source`)."""
+    """The patch; the flags; or the fields, where the file cannot be changed in place. No `source`: it holds others."""
     if chosen is None:
         return ""
     if patch is not None:

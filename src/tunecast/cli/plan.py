@@ -36,8 +36,8 @@ marketplaces and reservations would cost is said beside; --spot, --marketplace a
 
 What the job says stays as it is; chosen are the cards, how the job is spread over them, how the global batch is split
 (micro_batch x grad_accum x cards stays the same), and, where the job does not say them, gradient_checkpointing and
-kernels. --keep fixes more, --allow frees more. JSON Lines of jobs and a sweep (--set lora.rank=8,16,64) are planned one by
-one, each for itself; tunecast launch plans them together."""
+kernels. --keep fixes more, --allow frees more. JSON Lines of jobs and a sweep (--set lora.rank=8,16,64) are planned
+each for itself; tunecast launch plans them together."""
 EPILOG = """\
 examples:
   tunecast plan llama-3.1-8b --method lora --tokens 20000000

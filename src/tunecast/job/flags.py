@@ -154,16 +154,16 @@ SWEPT = ("int", "int or choice", "float", "choice", "bool", "bytes", "release")
 
 def sweep_from(arguments: argparse.Namespace) -> list[SweepPoint]:
     """What the flags set, once for every value of `--set lora.rank=8,16,64`; of several such, for all combinations."""
-    flags = overrides_from(argparse.Namespace(**{**vars(arguments), PREFIX: []}))
-    points = sweep_of(vars(arguments).get(PREFIX, []))
-    return [point._replace(overrides={**flags, **point.overrides}) for point in points]
+    texts: list[str] = vars(arguments).get(PREFIX, [])
+    plain_ones = argparse.Namespace(**{**vars(arguments), PREFIX: [text for text in texts if not is_swept(text)]})
+    return sweep_of(texts, rest=overrides_from(plain_ones))
 
 
-def sweep_of(texts: Sequence[str], flag: str = "--set") -> list[SweepPoint]:
-    """Assignments, once for every combination of values."""
+def sweep_of(texts: Sequence[str], flag: str = "--set", rest: Mapping[str, object] | None = None) -> list[SweepPoint]:
+    """Assignments, once for every combination of values. `rest`: what holds for all; None: those of one value."""
     swept = [text for text in texts if is_swept(text)]
     plain_ones = [text for text in texts if text not in swept]
-    rest = assignments(plain_ones, flag)
+    rest = assignments(plain_ones, flag) if rest is None else rest
     points = []
     for values in product(*(_values(text, flag) for text in swept)):
         label = "-".join(f"{name.rpartition('.')[2]}-{value}" for name, value in values)
