@@ -17,7 +17,7 @@ from tunecast.errors import UsageError
 from tunecast.job import job_from_dict
 from tunecast.tape.build.job_runs import build, fold_job
 from tunecast.tape.card import Card
-from tunecast.tape.op import Tape
+from tunecast.tape.op import EmptyCache, Tape
 from tunecast.tape.program import program
 
 pytestmark = pytest.mark.whole
@@ -55,7 +55,18 @@ def same(ours: list[int], theirs: list[int]) -> None:
 
 @pytest.mark.parametrize("name", cases.CASES)
 def test_same_allocations_as_the_recipe(name: str) -> None:
-    same(make.told(built(cases.CASES[name], Card()).events), EVENTS[name])
+    """What was traced begins where loading ends."""
+    ours, theirs = make.told(built(cases.CASES[name], Card()).events), EVENTS[name]
+    same(ours[-len(theirs) :], theirs)
+
+
+@pytest.mark.parametrize(("gpus", "times"), [(1, 0), (2, 1)])
+def test_recipes_for_one_card_do_not_empty_the_cache_before_they_train(gpus: int, times: int) -> None:
+    """recipes/full_finetune_single_device.py and full_finetune_distributed.py of 0.6.1, `train`."""
+    case = cases.case(cases.LLAMA3)
+    job = job_from_dict({**case["job"], "hardware": {"gpu": "a100-sxm-80gb", "gpus": gpus}})
+    events = build(job, case["config"], [job.seq_len], make.A100).events
+    assert sum(isinstance(event, EmptyCache) for event in events) == times
 
 
 @pytest.mark.parametrize("name", cases.PACKED_CASES)

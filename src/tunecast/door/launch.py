@@ -27,12 +27,13 @@ from tunecast.launching.ledger import LedgerEntry, NotKnown
 from tunecast.launching.offers import PlannedMachines, planned_machines, with_offers
 from tunecast.launching.preflight.expected import preflight_s, with_preflight
 from tunecast.launching.programs import as_framework, program_of, program_of_file
-from tunecast.launching.programs.accelerate import start_s
+from tunecast.launching.programs.accelerate import start_share
 from tunecast.launching.rendering import Order, Rendering, TrainingProgram
 from tunecast.market.offer import SPOT
 from tunecast.planning.choice import Choice, Plan
 from tunecast.prediction.outside.needs import machine_ram_bytes
 from tunecast.prediction.prediction import Prediction
+from tunecast.prediction.time.whole import START_S
 from tunecast.records import replace
 
 if TYPE_CHECKING:
@@ -268,8 +269,10 @@ def order_of(job: Job, render: Callable[[], TrainingProgram], *, cpu: bool, pref
     host = None if found.utilization is None else found.utilization.host
     if preflight:
         program = with_preflight(program, job, found, ram_of(job, found), cpu=cpu)
-    launcher_s = start_s(program.command)
-    added_s = launcher_s + (preflight_s(job, found) if preflight else 0.0)
+    share = start_share(program.command)
+    own_s = 0.0 if time is None or time.phases_s is None else time.phases_s["start"]
+    launcher_s, launcher_high_s = share * own_s, share * max(own_s, START_S[-1])
+    added_s = launcher_high_s + (preflight_s(job, found) if preflight else 0.0)
     return Order(
         name_of(job),
         job,

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from tunecast.door.plan import Planner, PlanOptions, duration_s
 from tunecast.errors import DoesNotFit, OverBudget, TunecastError, UsageError
 from tunecast.job.job import Job
+from tunecast.launching.programs import launcher_share
 from tunecast.market import store
 from tunecast.market.offer import OWNED, RESERVED, Offer
 from tunecast.planning.choice import Choice, Plan
@@ -191,7 +192,7 @@ class Plans:
             self.tick(name)
             try:
                 asked: Any = {**self.options, "max_usd": None, "keep": NOT_RENDERED, **narrower}
-                self._known[key] = Planner(job, asked).plan()
+                self._known[key] = Planner(job, asked, launcher_share=launcher_share(job)).plan()
             except TunecastError as error:
                 self._known[key] = error.message
         return self._known[key]

@@ -115,8 +115,11 @@ def field_names(given: Names) -> list[str]:
 class Planner:
     """One question, asked of more or fewer offers, with more or less freedom."""
 
-    def __init__(self, job: Job | None, options: PlanOptions, progress: Progress | None = None) -> None:
-        self.job, self.progress = job, progress
+    def __init__(
+        self, job: Job | None, options: PlanOptions, progress: Progress | None = None, launcher_share: float = 0.0
+    ) -> None:
+        """`launcher_share`: of a job that is to be launched, `planning.bill.Terms.launcher_share`."""
+        self.job, self.progress, self.launcher_share = job, progress, launcher_share
         self.options = every = filters.with_defaults("plan", options, PlanOptions.__annotations__)
         every["keep"], every["allow"] = field_names(every["keep"]), field_names(every["allow"])
         every["within"] = _seconds(every["within"])
@@ -141,6 +144,7 @@ class Planner:
             self.vat_fraction,
             given["runs"],
             chooses_saves=not self.freedom.written & {"run.save_strategy", "run.save_steps", "run.saves_per_epoch"},
+            launcher_share=self.launcher_share,
         )
         return Question(
             self.today,

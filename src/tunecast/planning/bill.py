@@ -41,6 +41,8 @@ class Terms:
     """Variants of the job, one after another on one machine."""
     chooses_saves: bool = True
     """Whether the steps between two checkpoints of a spot machine may be chosen: the job does not say them."""
+    launcher_share: float = 0.0
+    """Of the start of the training's own Python, what starts it takes before, where that is decided (`tunecast launch`)."""
 
 
 ONCE = ("provisioning", "image", "download", "preparation")
@@ -93,6 +95,8 @@ class Biller:
         """Of all runs, without interruptions."""
         _, start = self.terms(offer)
         once = {**timed.whole.phases_s, "provisioning": start.likely_s}
+        if self.said.launcher_share:
+            once["start"] = once.get("start", 0.0) * (1 + self.said.launcher_share)
         if self.save_steps(timed, offer, nodes) is not None:
             once["checkpoints"] = self.checkpoints(timed, offer, nodes) * _save_s(timed)
         return {name: seconds * (1 if name in ONCE else self.said.runs) for name, seconds in once.items()}

@@ -31,7 +31,7 @@ from tunecast.job.model import resolve_model
 from tunecast.job.recipes import find_recipe
 from tunecast.job.stacks import DEFAULT_STACK, SFT_STACK, stack_of, stacks_where
 from tunecast.launching.pins import container_text, requirements_text
-from tunecast.launching.programs.accelerate import zero_defaults
+from tunecast.launching.programs.accelerate import START_SHARE, zero_defaults
 from tunecast.launching.programs.own import own_program
 from tunecast.launching.programs.settings import machines_of, places_of
 from tunecast.launching.referee import differences, read_back, require_same
@@ -60,6 +60,16 @@ def framework_of(job: Job) -> Any:
         near = f"; nearest: {SFT_STACK}" if job.stack == DEFAULT_STACK else ""
         raise Unsupported.at("stack", f"got {job.stack}; rendered are {known}{near}")
     return import_module(f"{__name__}.{name}")
+
+
+def launcher_share(job: Job) -> float:
+    """Of what the training's own Python takes to start, what its launcher takes before (`accelerate.START_SHARE`). Who
+    names no stack that is rendered is trained by TRL."""
+    return START_SHARE if stack_of(job).rendered_by in (None, *BY_ACCELERATE) else 0.0
+
+
+BY_ACCELERATE = ("trl", "axolotl")
+"""Whatever the cards; LLaMA-Factory's own program starts alone on one."""
 
 
 def as_framework(job: Job) -> tuple[Job, tuple[str, ...]]:

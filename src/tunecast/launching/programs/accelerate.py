@@ -18,6 +18,7 @@ from tunecast.launching.programs.settings import MASTER_ADDR, MASTER_PORT, NODE_
 from tunecast.launching.rendering import Command
 from tunecast.launching.texts import yaml_text
 
+LAUNCH = ("accelerate", "launch")
 CONFIG, DEEPSPEED = "accelerate.yaml", "deepspeed.json"
 ZERO_KEYS = {
     "reduce_bucket_size": "reduce_bucket_size",
@@ -33,22 +34,25 @@ ZERO_KEYS = {
 PRECISIONS = {None: "no", "bfloat16": "bf16", "float16": "fp16"}
 AUTO = ("reduce_bucket_size", "prefetch_bucket_size", "param_persistence_threshold")
 """Those that follow the hidden size where they are `auto`."""
-START_S = 16.0
-"""A Python of its own imports torch before the training's does: 15.1, 15.8, 16.7 and 17.4 s until that begins, in four
-launches on two machines with an H200 (benchmarks/data/launched_runs.jsonl, job_s less process_s); 10.4 s of an empty
-program on another (data/launcher_start.jsonl)."""
+START_SHARE = 0.7
+"""What `accelerate launch` takes until the training's own Python begins, as a part of what that takes to start on the
+same machine. The command imports all its sub-commands, of which `estimate` imports transformers' automatic classes
+(accelerate/commands/accelerate_cli.py), before it looks for cards. 10.4 of 14.8 s on a machine with an H200
+(benchmarks/data/launcher_start.jsonl, accelerate's inner_s and trl); 15.1, 15.8, 16.7 and 17.4 s in four launches
+(launched_runs.jsonl, job_s less process_s), whose own starts took 17 to 25 s; without a card 3.8 of 6.8 s of CPU time."""
 FSDP_2_SINCE = (5, 0)
 """transformers whose Trainer takes FSDP 2 where nothing is said."""
 
 
 def launch_command(machines: Machines, *program: str) -> Command:
     several = ("--machine_rank", NODE_RANK, "--main_process_ip", MASTER_ADDR, "--main_process_port", MASTER_PORT)
-    return ("accelerate", "launch", "--config_file", CONFIG, *(several if machines.nodes > 1 else ()), *program)
+    return (*LAUNCH, "--config_file", CONFIG, *(several if machines.nodes > 1 else ()), *program)
 
 
-def start_s(command: Command) -> float:
-    """What a training takes longer because accelerate starts it; `START_S` of the prediction is of one Python."""
-    return START_S if command[:2] == ("accelerate", "launch") else 0.0
+def start_share(command: Command) -> float:
+    """By how much of its own start a training takes longer because accelerate starts it: a prediction's `start` is of
+    one Python."""
+    return START_SHARE if command[:2] == LAUNCH else 0.0
 
 
 def on_cpu(machines: Machines, *program: str) -> Command:

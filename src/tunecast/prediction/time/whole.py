@@ -36,10 +36,13 @@ if TYPE_CHECKING:
     from tunecast.prediction.outside.needs import Outside
     from tunecast.prediction.time.runtime import StepTime
 
-START_S = (13.0, 5.0, 30.0)
+START_S = (16.7, 5.0, 30.0)
 """Python begins, torch, transformers and its Trainer are imported, a CUDA context is made, and the process ends: 9.7 to
-15.0 s, 11.7 in the median, and 1.6 s at both ends in five whole programs (benchmarks/data/whole_runs.jsonl);
-8.96 s without the Trainer (context). (likely, low, high), here and below; from a network disk it takes longer."""
+20.4 s, 15.1 in the median, and 1.6 s at both ends in twenty whole programs on four machines
+(benchmarks/data/whole_runs.jsonl); 14.8 and 16.8 s on a fifth, of TRL and of the Trainer, and 5.5 without them
+(launcher_start.jsonl, context); TRL's own imports are 2 % of the Trainer's. 17 to 25 s in four launches on two others
+(launched_runs.jsonl: to_first_step_s less what train() took to it, loading and preparation): `tunecast calibrate`
+measures it. (likely, low, high), here and below; from a network disk it takes longer."""
 LOAD_START_S = 0.2
 LOAD_BYTES_PER_S = 7.2 * GB
 """from_pretrained of a file in the page cache, onto the card: 2.47 GB in 0.46 to 0.55 s, 6.43 GB in 1.04 to 1.12 s."""

@@ -37,10 +37,11 @@ class Change(NamedTuple):
 
 
 def changes(events: Sequence[Event], smallest: int = 1) -> Iterator[Change]:
-    """What is asked for and let go of after loading; between two requests the frees are sorted."""
+    """What is asked for and let go of, of a program that empties the cache after that alone (the closed form does not:
+    recipes for one card have no such call); between two requests the frees are sorted."""
     sizes: dict[int, int] = {}
     frees: list[int] = []
-    loaded, op, phase = False, "", Phase.LOAD
+    loaded, op, phase = not any(isinstance(event, EmptyCache) for event in events), "", Phase.LOAD
     for event in events:
         if isinstance(event, EmptyCache):
             loaded = True

@@ -136,7 +136,7 @@ if job.get("compile"):
     loss_fn = training.compile_loss(loss_fn)
 if not NEWER:
     ignore_labels = torch.full((job["micro_batch"], 1), IGNORE, device=device)
-torch.cuda.empty_cache()
+torch.cuda.empty_cache()  # not the recipe's: tells make.py where loading ends
 
 
 def loss_step(batch: dict[str, Any]) -> Any:

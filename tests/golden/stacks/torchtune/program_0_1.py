@@ -51,7 +51,7 @@ if job["gradient_checkpointing"]:
     utils.set_activation_checkpointing(model, auto_wrap_policy={modules.TransformerDecoderLayer})
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True if job["optimizer"].endswith("fused") else None)
 loss_fn = torch.nn.CrossEntropyLoss()
-torch.cuda.empty_cache()
+torch.cuda.empty_cache()  # not the recipe's: tells make.py where loading ends
 model.train()
 accumulated = job.get("grad_accum", 1)
 for index in range(2 * accumulated):

@@ -153,13 +153,20 @@ def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: 
     ignore_labels = None
     if release_of(job) < UNRELEASED:
         ignore_labels = machine.run("full", (), (job.micro_batch, 1), INT64)
-    machine.empty_cache()
+    clean_up(job, machine)
     offload = None
     if job.offload_activations:
         if release_of(job) == UNRELEASED:
             machine.guesses["torchtune 0.7 offloads activations as 0.6.1 does"] = None
         offload = model.offload = Offload(machine, list(model.parameters()))
     TuneRecipe(job, model, loss_fn, parameters, optimizer, ignore_labels, offload).train(lengths)
+
+
+def clean_up(job: Job, machine: Machine) -> None:
+    """torchtune/training/memory.py, `cleanup_before_training`: recipes/*_distributed.py call it before they train, those
+    for one card do not (0.1.1, 0.3.0 to 0.6.1), so that what quantizing held while loading stays reserved."""
+    if ranks_of(job) > 1:
+        machine.empty_cache()
 
 
 def loss_of(job: Job, model: modules.TransformerDecoder) -> modules.CrossEntropy:
@@ -180,7 +187,7 @@ def train_first(job: Job, model: modules.TransformerDecoder, optimizer: Optimize
         if asked:
             raise UsageError.at(field, "torchtune 0.1 has none. To fix: stack_version 0.4 or later")
     model.machine.name_head("output", "loss")
-    model.machine.empty_cache()
+    clean_up(job, model.machine)
     first.train(model, optimizer, lengths, job.micro_batch, job.grad_accum)
 
 
