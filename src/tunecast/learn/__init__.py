@@ -9,5 +9,8 @@ record.py      A measured run, `tunecast.run/1`: what a training took, on which 
                predicted
 recordable.py  What of a job and of its model is recorded: all that prediction needs, and nothing that says whose they
                are
+shipped.py     Runs that come with the package: measured on other people's cards, in the form in which anybody's are
+               published
 store.py       Where calibrations are kept: one file a kind of card, in the user's own data folder
+runs_store/    Where measured runs are kept: a file of SQLite, or a PostgreSQL server, through the same statements
 """
