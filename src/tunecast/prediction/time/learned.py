@@ -33,11 +33,12 @@ from math import exp, log, sqrt
 from typing import TYPE_CHECKING
 
 from tunecast.prediction.time.learned_table import SHARES
+from tunecast.prediction.time.ranges import StepKind, kind_of
 from tunecast.records import NamedTuple, dataclass, field, replace
 from tunecast.units import percent
 
 if TYPE_CHECKING:
-    from tunecast.prediction.time.ranges import StepKind
+    from tunecast.job.job import Job
     from tunecast.prediction.time.runtime import StepTime
     from tunecast.prediction.time.whole import Likely
 
@@ -149,6 +150,13 @@ def stack_key(kind: StepKind) -> str:
     return f"{kind.family}, {kind.precision}, {kind.cards}"
 
 
+def correction_of(learned: Learned, step: StepTime, job: Job, gpu_name: str) -> Correction:
+    """Of a job's step, as it is predicted without."""
+    several, low_precision = job.hardware.cards > 1, job.matmul_dtype is not None
+    kind = kind_of(step, gpu_name, job.stack, several=several, low_precision=low_precision)
+    return correction(learned, kind, job.model, spread_of(step.low_s, step.step_s, step.high_s))
+
+
 def correction(learned: Learned, kind: StepKind, model: str, spread: float) -> Correction:
     """Of a step of that kind and model, whose shipped range has that spread."""
     runs = tuple(run for run in learned.runs if run.card == kind.card and run.waits == kind.waits)
@@ -165,24 +173,28 @@ def posterior(
     own = max(within_variance(runs, prior.within * square, prior.freedom), TINY)
     effects = sorted({effect for run in runs for effect in _effects(run)})
     place = {effect: index for index, effect in enumerate(effects)}
-    size = len(effects)
     variances = [max(getattr(prior, level) * square, TINY) for level, *_ in effects]
-    matrix = [[0.0] * size for _ in effects]
-    right = [0.0] * size
-    for index, variance in enumerate(variances):
-        matrix[index][index] = 1 / variance
-    for run in sorted(runs):
-        places = [place[effect] for effect in _effects(run)]
-        for i in places:
-            right[i] += run.log_ratio / own
-            for j in places:
-                matrix[i][j] += 1 / own
     hosts = {run.host for run in runs}
     asked = {("card",), ("stack", stack), ("model", stack, model)} | ({("host", *hosts)} if len(hosts) == 1 else set())
     known = [place[effect] for effect in sorted(asked) if effect in place]
-    solved = _solve(matrix, [right, *(_unit(size, index) for index in known)])
-    mean = sum(solved[0][index] for index in known)
-    variance = sum(column[index] for column in solved[1:] for index in known)
+    ordered = sorted((run.log_ratio, [place[effect] for effect in _effects(run)]) for run in runs)
+    weights = [1.0] * len(ordered)
+    for last in range(ROUNDS):
+        matrix = [[0.0] * len(effects) for _ in effects]
+        right = [0.0] * len(effects)
+        for index, variance in enumerate(variances):
+            matrix[index][index] = 1 / variance
+        for weight, (log_ratio, places) in zip(weights, ordered, strict=True):
+            for i in places:
+                right[i] += weight * log_ratio / own
+                for j in places:
+                    matrix[i][j] += weight / own
+        units = [_unit(len(effects), index) for index in known] if last == ROUNDS - 1 else []
+        means, *columns = _solve(matrix, [right, *units])
+        deviations = [log_ratio - sum(means[index] for index in places) for log_ratio, places in ordered]
+        weights = [(prior.freedom + 1) / (prior.freedom + each * each / own) for each in deviations]
+    mean = sum(means[index] for index in known)
+    variance = sum(column[index] for column in columns for index in known)
     seen = {effects[index][0] for index in known}
     before = prior.between * square
     left = variance + sum(getattr(prior, level) for level in LEVELS if level not in seen) * square
@@ -196,6 +208,8 @@ def posterior(
     )
 
 
+ROUNDS = 8
+"""Of weighing runs by how far they lie from what is said of them; the last change is below a thousandth."""
 TINY = 1e-12
 """For a share of 0: the level is there and learns nothing."""
 
