@@ -117,6 +117,8 @@ class Learned:
     """By card."""
     starts: Mapping[str, Likely] = field(default_factory=dict)
     """By card: seconds from a program's start to its model's loading."""
+    problem: str = ""
+    """Why nothing could be learned, where the runs could not be read."""
 
 
 class Correction(NamedTuple):

@@ -188,7 +188,7 @@ def timing(
         energy=None if whole is None else _energy(job, clock.gpu, whole, mean),
         assumptions=(
             *_calibrated(calibration),
-            *([] if steps.correction is None else [f"time: {steps.correction.words}"]),
+            *_learned(learned, steps.correction),
             *_full_rows(job),
             *_generated(job, model, clock.gpu),
             *(() if whole is None else whole.assumptions),
@@ -203,6 +203,12 @@ def _calibrated(calibration: Calibration | None) -> tuple[str, ...]:
     if calibration is None:
         return ()
     return (f"time: prices of this machine's own {calibration.device}, measured {calibration.measured}",)
+
+
+def _learned(learned: Learned | None, correction: Correction | None) -> tuple[str, ...]:
+    if learned is not None and learned.problem:
+        return (f"nothing is learned from your runs: {learned.problem}",)
+    return () if correction is None else (f"time: {correction.words}",)
 
 
 def _generated(job: Job, model: ModelConfig, gpu: Gpu) -> tuple[str, ...]:
