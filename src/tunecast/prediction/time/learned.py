@@ -112,7 +112,7 @@ class Learned:
     """What was learned, from which runs. Predictions stay pure: whoever asks brings it along."""
 
     runs: tuple[Observed, ...] = ()
-    refused: tuple[LeftOut, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
     contexts: Mapping[str, LearnedContext] = field(default_factory=dict)
     """By card."""
     starts: Mapping[str, Likely] = field(default_factory=dict)
