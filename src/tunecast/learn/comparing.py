@@ -79,8 +79,8 @@ def compare_runs(job: Job, model: ModelConfig | None, own: Iterable[Record] = ()
     mine = list(near_runs(own))
     found = like_runs(asked, [*shipped(asked), *near(asked, mine)])
     known = {run.id for run in mine}
-    runs = {run.id: run for run in (*found.memory_runs, *found.time_runs)}
-    shown = sorted(runs.values(), key=lambda run: (run.distance, run.id))
+    runs = dict.fromkeys((*found.memory_runs, *found.time_runs))
+    shown = sorted(runs, key=lambda run: (run.distance, run.id))
     return RunsComparison(
         found.memory,
         found.time,

@@ -139,41 +139,46 @@ def kind_distance(one: RunTraits, other: RunTraits) -> float:
     return far + 1.5 * (one.task != other.task)
 
 
-def size_distance(one: RunTraits, other: RunTraits) -> float:
+def size_distance(one: RunTraits, model: str, size: float | None, tokens: float, recomputes: bool) -> float:
     """Of what runs have more or less of."""
-    far = 0.25 * abs(one.tokens - other.tokens) + 0.25 * (one.recomputes != other.recomputes)
-    if one.model == other.model:
+    far = 0.25 * abs(one.tokens - tokens) + 0.25 * (one.recomputes != recomputes)
+    if one.model == model:
         return far
-    if one.size is None or other.size is None:
+    if one.size is None or size is None:
         return far + UNKNOWN_SIZE
-    return far + 0.5 * abs(one.size - other.size)
+    return far + 0.5 * abs(one.size - size)
 
 
 def distance(one: RunTraits, other: RunTraits) -> float:
-    return kind_distance(one, other) + size_distance(one, other)
+    return kind_distance(one, other) + size_distance(one, other.model, other.size, other.tokens, other.recomputes)
 
 
 def shipped(asked: RunTraits) -> list[NearRun]:
-    """Those that come with the package and are near enough. Runs of one kind share the beginning of their line, and
-    hardly any kind is near: most lines are not taken apart."""
+    """Of those that come with the package, the nearest whose memory and whose time were measured (`like_runs`). Runs of
+    one kind share the beginning of their line, and hardly any kind is near: most lines are not taken apart."""
     _, *lines = text_beside(__file__, TABLE).splitlines()
-    far: dict[str, float] = {}
+    kinds: dict[str, tuple[float, list[str]]] = {}
     found = []
     for line in lines:
-        kind, *cells = line.rsplit(",", len(COLUMNS) - KINDS)
-        if kind not in far:
-            far[kind] = kind_distance(asked, _traits(kind.split(","), cells))
-        if far[kind] <= LIKE:
-            traits = _traits(kind.split(","), cells)
-            at = far[kind] + size_distance(asked, traits)
-            if at <= LIKE:
-                found.append(NearRun(cells[0], traits, _error(cells[-2]), _error(cells[-1]), at))
-    return found
-
-
-def _traits(kind: Sequence[str], cells: Sequence[str]) -> RunTraits:
-    _, model, size, tokens, recomputes, _, _ = cells
-    return RunTraits(*kind, model, float(size) if size else None, float(tokens), recomputes == "1")
+        kind, id, model, size, tokens, recomputes, memory, time = line.rsplit(",", len(COLUMNS) - KINDS)
+        if kind not in kinds:
+            names = kind.split(",")
+            kinds[kind] = kind_distance(asked, RunTraits(*names, "", None, 0.0, False)), names
+        far, names = kinds[kind]
+        if far <= LIKE and (memory and names[2] == asked.family or time and names[0] == asked.card):
+            weights = float(size) if size else None
+            far += size_distance(asked, model, weights, float(tokens), recomputes == "1")
+            if far <= LIKE:
+                found.append((far, id, names, model, weights, tokens, recomputes, memory, time))
+    found.sort()
+    nearest = [
+        *[each for each in found if each[-2] and each[2][2] == asked.family][:MOST],
+        *[each for each in found if each[-1] and each[2][0] == asked.card][:MOST],
+    ]
+    return [
+        NearRun(id, RunTraits(*names, model, weights, float(tokens), recomputes == "1"), _error(memory), _error(time), far)
+        for far, id, names, model, weights, tokens, recomputes, memory, time in {(each[1], *each[-2:]): each for each in nearest}.values()
+    ]
 
 
 def _error(cell: str) -> float | None:
