@@ -9,7 +9,9 @@ of `prediction/price` (`time_left_out.py`), the ranges, and the shares of card, 
 
     cards       a card nobody timed; k of its rows are learned from, the others scored: `rows` drawn at random, so that
                 some are of a model that was learned from, and `models`, where none is
+    same        k rows of one card, stack and model are learned from, that cell's others scored: whoever trains a model again
     machines    own runs on three machines with an H200: one machine's rows scored, without and with k of its rows
+    neighbours  of every shipped run, whether its error lies in the range of the nearest others', as `runs compare` tells it
     drift       a card that becomes 15 % slower, a release that is 10 % faster, one odd run: simulated, with deviations
                 drawn from those of published runs about their cell's mean
 """
@@ -30,7 +32,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "src")]
 from learning_spreads import CARD, OWN, Row, mean, priors, rows  # noqa: E402
 from time_ranges import bands, residuals  # noqa: E402
 
-from tunecast.learn.learning import counted, latest, sift  # noqa: E402
+from tunecast.learn.learning import counted  # noqa: E402
 from tunecast.prediction.time.learned import (  # noqa: E402
     NONE,
     Correction,
@@ -44,7 +46,7 @@ from tunecast.prediction.time.ranges import UNSEEN, TimeBand  # noqa: E402
 
 RESULTS = HERE / "results" / "learning.json"
 COUNTS = (0, 1, 2, 3, 5, 8, 12, 20)
-DRAWS = 12
+DRAWS = 20
 FEWEST_ROWS = 12
 SEED = 20
 Table = dict[str, TimeBand]
@@ -80,7 +82,7 @@ class Score(NamedTuple):
 
 
 def case_of(row: Row, table: Table, *, unseen: bool) -> Case:
-    name = next((each for each in row.kind.alike() if each in table and row.kind.card not in each or not unseen and each in table), UNSEEN)
+    name = next((each for each in row.kind.alike() if each in table), UNSEEN)
     band, least = table[name], table[UNSEEN]
     below, above = band.below, band.above
     if unseen:
@@ -116,14 +118,18 @@ def curve(draw: Callable[[random.Random, int], tuple[list[Case], list[Case]]], p
             kept, _ = counted((case.observed(order) for order, case in enumerate(taught)), prior)
             scores += [score(case, kept, prior) for case in asked]
         if scores:
-            offs = sorted(each.off for each in scores)
-            made.append({
-                "runs": count, "scored": len(scores), "median": round(median(offs), 4),
-                "p90": round(offs[-(-9 * len(offs) // 10) - 1], 4),
-                "inside": round(mean(each.inside for each in scores), 3),
-                "half_width": round(median([each.half for each in scores]), 4),
-            })  # fmt: skip
+            made.append(_summary(count, scores))
     return made
+
+
+def _summary(count: int, scores: Sequence[Score]) -> Found:
+    offs = sorted(each.off for each in scores)
+    return {
+        "runs": count, "scored": len(scores), "median": round(median(offs), 4),
+        "p90": round(offs[-(-9 * len(offs) // 10) - 1], 4),
+        "inside": round(mean(each.inside for each in scores), 3),
+        "half_width": round(median([each.half for each in scores]), 4),
+    }  # fmt: skip
 
 
 def at_random(cases: Sequence[Case]) -> Callable[[random.Random, int], tuple[list[Case], list[Case]]]:
@@ -165,6 +171,70 @@ def cards() -> Iterator[Found]:
             "refused": len(refused_of(cases, prior)),
             "curves": {"rows": curve(at_random(cases), prior), "models": curve(of_other_models(cases), prior)},
         }  # fmt: skip
+
+
+FEWEST_OF_CELL = 6
+
+
+def same() -> Found:
+    """Cells of all cards together, each with the constants of the other cards."""
+    everything = residuals()
+    all_rows = rows(everything)
+    offs: dict[int, list[Score]] = {count: [] for count in COUNTS if count < 20}
+    cells = 0
+    for card in sorted({row.kind.card for row in all_rows}):
+        own = [row for row in all_rows if row.kind.card == card and row.kind.waits == CARD]
+        by_cell: dict[tuple[str, ...], list[Row]] = {}
+        for row in own:
+            by_cell.setdefault((row.stack, row.model, row.machine), []).append(row)
+        large = [members for members in by_cell.values() if len(members) >= FEWEST_OF_CELL]
+        if not large:
+            continue
+        prior = priors([row for row in all_rows if row.kind.card != card])[CARD]
+        table = bands([r for r in everything if r.kind.card != card])
+        for members in large:
+            cells += 1
+            cases = [case_of(row, table, unseen=True) for row in members]
+            chance = random.Random(SEED)
+            for _ in range(DRAWS):
+                mixed = chance.sample(cases, len(cases))
+                asked = mixed[FEWEST_OF_CELL - 1 :]
+                for count in offs:
+                    if count >= len(cases):
+                        continue
+                    taught, others = mixed[:count], mixed[max(count, FEWEST_OF_CELL - 1) :]
+                    kept, _ = counted((case.observed(order) for order, case in enumerate(taught)), prior)
+                    offs[count] += [score(case, kept, prior) for case in (others if count else asked)]
+    return {"cells": cells, "curve": [_summary(count, scores) for count, scores in offs.items() if scores]}
+
+
+def neighbours() -> Found:
+    """Leaving a run and others of its name out."""
+    from shipped_runs import records
+
+    from tunecast.learn.comparing import near_runs
+    from tunecast.prediction.nearest import like_runs, near
+
+    everything = list(near_runs(records()))
+    found: Found = {}
+    for what in ("memory", "time"):
+        told, inside = 0, 0
+        for run in everything:
+            error = getattr(run, f"{what}_error")
+            if error is None:
+                continue
+            others = [each for each in everything if each.id != run.id]
+            ranged = getattr(like_runs(run.traits, near(run.traits, others)), what)
+            if ranged is not None:
+                told += 1
+                inside += ranged.low - SLACK <= error <= ranged.high + SLACK
+        measured = sum(getattr(run, f"{what}_error") is not None for run in everything)
+        found[what] = {"runs": measured, "with_like_runs": told, "inside": round(inside / told, 3)}
+    return found
+
+
+SLACK = 0.0005
+"""A tenth of the last digit that is printed."""
 
 
 def refused_of(cases: Sequence[Case], prior: Prior) -> list[str]:
@@ -260,6 +330,8 @@ def odd(ratio: float, others: int) -> Found:
 def main() -> None:
     found = {
         "cards": list(cards()),
+        "same": same(),
+        "neighbours": neighbours(),
         "machines": list(machines()),
         "drift": [drift(1.15), drift(0.9), drift(1.15, before=3)],
         "odd": [odd(ratio, others) for ratio in (1.1, 1.5) for others in (0, 2, 5, 20)],
