@@ -203,7 +203,7 @@ def add_json_flag(parser: argparse._ActionsContainer) -> None:
 
 
 def add_calibration_flag(parser: argparse._ActionsContainer) -> None:
-    words = "leave out what `tunecast calibrate` measured on this machine"
+    words = "leave out what `tunecast calibrate` measured on this machine and what was learned from measured runs"
     parser.add_argument("--no-calibration", action="store_true", help=words)
 
 

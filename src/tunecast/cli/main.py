@@ -102,6 +102,10 @@ COMMANDS: Mapping[str, Command] = {
         "measure this machine's GPU; predictions for it then use its own figures",
         "tunecast calibrate",
     ),
+    "calibration": Command(
+        "what predictions learned from measured runs: show it, see what it changes, take it back",
+        "tunecast calibration show",
+    ),
     "completion": Command(
         "a script that completes commands, flags, models and cards in bash, zsh or fish",
         "tunecast completion bash > ~/.local/share/bash-completion/completions/tunecast",

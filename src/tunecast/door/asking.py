@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from tunecast.door.predict import calibration_for
+from tunecast.door.predict import known_of
 from tunecast.errors import DEBUG, TunecastError, internal_error
 from tunecast.job.job import Job
 from tunecast.prediction import engines
@@ -26,7 +26,7 @@ def no_tick() -> None:
 class Predictions:
     """Jobs are values, so each is predicted once.
 
-    `timed`: time is asked for too, with the prices that `tunecast calibrate` measured on this machine if `calibrated`.
+    `timed`: time is asked for too. `calibrated`: with what was measured of this machine and learned from its runs.
     """
 
     def __init__(
@@ -55,9 +55,7 @@ class Predictions:
     def _how(self, job: Job) -> dict[str, Any]:
         if self.engine != DEFAULT_ENGINE:
             return {} if self.python is None else {"python": self.python}
-        if not self.timed:
-            return {"timed": False}
-        return {"timed": True, "calibration": calibration_for(job) if self.calibrated else None}
+        return {"timed": self.timed, **known_of(job, calibrated=self.calibrated, timed=self.timed)}
 
 
 BROKEN = (ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError)

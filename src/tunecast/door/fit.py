@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast, overload
 from tunecast.advise.ladder import ALLOWED
 from tunecast.door.asking import Tick, extra, no_tick
 from tunecast.door.filters import Names, split_names
-from tunecast.door.predict import calibration_for
+from tunecast.door.predict import known_of
 from tunecast.door.read import Command, Source, dotted, read_on_card, script_of
 from tunecast.errors import UsageError, nearest_hint
 from tunecast.job.job import Job
@@ -81,15 +81,13 @@ def allowed(given: Names) -> tuple[str, ...]:
 
 
 def _fit(job: Job, allow: tuple[str, ...], *, calibrated: bool, tick: Tick) -> Fit:
-    calibration = calibration_for(job) if calibrated else None
-
     def quick(job: Job) -> Prediction:
         tick()
-        return engines.predict(job, timed=False)
+        return engines.predict(job, timed=False, **known_of(job, calibrated=calibrated, timed=False))
 
     def full(job: Job) -> Prediction:
         tick()
-        return engines.predict(job, calibration=calibration)
+        return engines.predict(job, **known_of(job, calibrated=calibrated))
 
     found = fit_job(job, quick, full, allow)
     if found.faster:

@@ -13,6 +13,7 @@ from tunecast.prediction.prediction import Prediction
 if TYPE_CHECKING:
     from tunecast.planning.price import Rent
     from tunecast.prediction.time.calibration import Calibration
+    from tunecast.prediction.time.learned import Learned
 
 
 def predict(
@@ -36,16 +37,33 @@ def predict(
                 interpreter that is found), every layer of it where `exact`; `how`: its limits and its progress. None:
                 the closed form, and an architecture it does not know is traced
     cost        what the job's own machines cost, too, which takes reading the offers
-    calibrated  with the prices that `tunecast calibrate` measured on this machine, where it is of the job's card
+    calibrated  with the prices that `tunecast calibrate` measured on this machine, where it is of the job's card, and
+                with what was learned from measured runs on such a card
     timed       False: memory alone will be read, which is faster; time is there all the same
     once        no job of other sizes will be asked for
     """
     job = read_on_card(job, overrides)
-    calibration = calibration_for(job) if engine != "traced" and calibrated and timed else None
-    found = engines.predict(
-        job, engine=engine, timed=timed, once=once, calibration=calibration, exact=exact, python=python, **how
-    )
+    known = known_of(job, calibrated=calibrated and engine != "traced", timed=timed)
+    found = engines.predict(job, engine=engine, timed=timed, once=once, exact=exact, python=python, **known, **how)
     return found.with_cost(rent_of(found)) if cost else found
+
+
+def known_of(job: Job, *, calibrated: bool = True, timed: bool = True) -> dict[str, Any]:
+    """What a prediction is brought along: of this machine's card, and of runs on such cards."""
+    if not calibrated:
+        return {}
+    return {"calibration": calibration_for(job) if timed else None, "learned": learned_for(job)}
+
+
+def learned_for(job: Job) -> Learned | None:
+    """What measured runs on the job's card say of the next; None where none are kept."""
+    from tunecast.learn.lessons import has_runs, learned_of
+
+    if not has_runs():
+        return None
+    from tunecast.hardware.catalog import gpu
+
+    return learned_of(gpu(job.hardware.gpu).name)
 
 
 def calibration_for(job: Job) -> Calibration | None:

@@ -138,6 +138,8 @@ class PredictedRun(Result):
     total_s: float | None = checked(SECONDS)
     total_range_s: tuple[float, ...] | None = checked(several(SECONDS, 2, 2))
     exactness: str | None = checked(choice("exact", "estimate"))
+    learned: float | None = checked(number(100.0))
+    """By how much earlier runs had made `step_s` longer: what is learned from this one is learned of the rest."""
 
 
 def _point(given: Any) -> tuple[int, float]:

@@ -23,7 +23,7 @@ from tunecast.prediction.modelled import (
     require_modelled,
     unused_fields,
 )
-from tunecast.prediction.on_card import job_on_card
+from tunecast.prediction.on_card import context_told, job_on_card
 from tunecast.prediction.outside.needs import Outside
 from tunecast.prediction.prediction import Prediction
 from tunecast.prediction.values import Timing
@@ -34,6 +34,7 @@ from tunecast.tape.shorten import with_few_micro_batches
 
 if TYPE_CHECKING:
     from tunecast.prediction.time.calibration import Calibration
+    from tunecast.prediction.time.learned import Learned
 
 
 DEFAULT_ENGINE = "analytic"
@@ -41,14 +42,14 @@ DEFAULT_ENGINE = "analytic"
 
 def predict(
     job: Job, *, engine: str | None = DEFAULT_ENGINE, timed: bool = True, once: bool = False,
-    calibration: Calibration | None = None, **how: Any,
+    calibration: Calibration | None = None, learned: Learned | None = None, **how: Any,
 ) -> Prediction:  # fmt: skip
     """The job's prediction. `how` is the traced engine's: exact, python, limits, progress.
 
     `engine` None: the closed form where it knows the architecture; one it does not know is traced where that is
     possible, else taken for the nearest, with a warning that says why it was not traced. `timed`: its time will be read
     too, so one building of the tape serves both; memory alone is faster without. `once`: no job of other sizes will be
-    asked for, so nothing is built to serve one. `calibration` is of the machine it is asked for.
+    asked for, so nothing is built to serve one. `calibration` is of the machine it is asked for, `learned` of runs there.
     """
     if engine is not None:
         require_engine(engine)
@@ -68,7 +69,7 @@ def predict(
 
                 raise remedies.of_tracer(error, job) if isinstance(error, UsageError) else error from None
             warning = f"not traced, so the architecture is guessed: {_in_short(error.message)}"
-    return analytic(job, timed=timed, once=once, calibration=calibration, warning=warning)
+    return analytic(job, timed=timed, once=once, calibration=calibration, learned=learned, warning=warning)
 
 
 LONGEST_REASON = 240
@@ -84,14 +85,14 @@ def _in_short(message: str) -> str:
 
 def analytic(
     job: Job, *, timed: bool = True, once: bool = False, calibration: Calibration | None = None,
-    warning: str | None = None,
+    learned: Learned | None = None, warning: str | None = None,
 ) -> Prediction:  # fmt: skip
     """By the closed form: find the model, build its tape on paper, replay it on the card."""
     model = models_of(job)
     builder = Builder(symbolic=False) if once else SHARED
 
     def predict(of: ModelConfig) -> Prediction:
-        return _predict(job, of, timed, builder, calibration, warning)
+        return _predict(job, of, timed, builder, (calibration, learned), warning)
 
     def guard() -> AbstractContextManager[None]:
         """A model that came with this package was built before; of any other config.json the key at fault is named."""
@@ -111,8 +112,12 @@ def analytic(
 
 
 def _predict(
-    job: Job, model: ModelConfig, timed: bool, builder: Builder, calibration: Calibration | None, warning: str | None
-) -> Prediction:
+    job: Job, model: ModelConfig, timed: bool, builder: Builder,
+    known: tuple[Calibration | None, Learned | None], warning: str | None,
+) -> Prediction:  # fmt: skip
+    """`known` of the machine: what was measured of its card, and learned from its runs."""
+    calibration, learned = known
+    context = None if learned is None else learned.contexts.get(gpu_named(job.hardware.gpu).name)
     unsaid = dtype_assumption(job, model)
     job = fill_in_of(job, model)
     require_modelled(job)
@@ -130,14 +135,14 @@ def _predict(
     def clock(files: Outside | None) -> Timing:
         from tunecast.prediction.time.timing import timing
 
-        return timing(job, model, gpu, files, folded, calibration)
+        return timing(job, model, gpu, files, folded, calibration, learned)
 
     return Prediction(
         job,
         model,
-        job_on_card(job, gpu, folded, managed_bytes(job, model), own, vllm_share(job, model, gpu)),
+        job_on_card(job, gpu, folded, managed_bytes(job, model), own, vllm_share(job, model, gpu), context),
         engine="analytic",
-        assumptions=[f"architecture: {model.source}", *unsaid, *job_assumptions(job, short, own)],
+        assumptions=[f"architecture: {model.source}", *unsaid, *job_assumptions(job, short, own), *context_told(context)],
         warnings=(*filter(None, [warning]), *model.notes, *unused_fields(job, model)),
         clock=clock,
         builder=builder,

@@ -37,6 +37,7 @@ from tunecast.units import MIB, gib
 
 if TYPE_CHECKING:
     from tunecast.prediction.data.own_batches import OwnRun
+    from tunecast.prediction.time.learned import LearnedContext
 
 ALL_BLOCKS = 100_000
 """Of the peak: all of them, since a report shows alike ones together."""
@@ -49,6 +50,9 @@ class Context(NamedTuple):
     low_bytes: int
     high_bytes: int
     measured: bool
+    """By those who measured runs of the card; the ranges of what PyTorch reserves rest on them."""
+    learned: bool = False
+    """From the user's own runs."""
 
 
 H200_CONTEXT = Context(804_061_184, 787_283_968, 814_546_944, measured=True)
@@ -68,6 +72,20 @@ def context_of(gpu: Gpu) -> Context:
     # The spread is the H200's own; another card's figure moves with it.
     shift = measured - H200_CONTEXT.nbytes
     return Context(measured, H200_CONTEXT.low_bytes + shift, H200_CONTEXT.high_bytes + shift, measured=True)
+
+
+def learned_context(known: Context, learned: LearnedContext | None) -> Context:
+    """As the user's own runs held it, where they were enough to say. Ranges of what PyTorch reserves stay those of a
+    card that was not measured."""
+    if learned is None:
+        return known
+    return known._replace(nbytes=learned.nbytes, low_bytes=learned.low_bytes, high_bytes=learned.high_bytes, learned=True)
+
+
+def context_told(learned: LearnedContext | None) -> list[str]:
+    if learned is None:
+        return []
+    return [f"memory: {learned.runs} of your runs on this card held {gib(learned.nbytes)} outside PyTorch"]
 
 
 class DeviceMemory(NamedTuple):
@@ -277,13 +295,14 @@ def on_card(
     own: OwnRun | None = None,
     vllm: VllmShare = NO_VLLM,
     script: Composed | Program | None = None,
+    learned: LearnedContext | None = None,
 ) -> OnCard:
     """Replay the tape on a card, or the job's `own` batches, or the run of a `script`; `capacity_bytes` instead of what
     the card has for the allocator.
 
     `reserve_bytes` of the card are held by others: a display, another process. `vllm` generates beside the trainer.
     """
-    context = context_of(gpu)
+    context = learned_context(context_of(gpu), learned)
     communication = NO_BUFFERS if cluster is None else nccl_bytes(cluster, tape.versions.get("torch", "2.11"))
     outside_bytes = context.nbytes + communication.nbytes
     left_bytes = gpu.memory_bytes - outside_bytes - reserve_bytes
@@ -342,12 +361,15 @@ def job_on_card(
     managed_bytes: int = 0,
     own: OwnRun | None = None,
     vllm: VllmShare = NO_VLLM,
+    learned: LearnedContext | None = None,
 ) -> OnCard:
     capacity_bytes = job.hardware.capacity_bytes
     allocator = stack_of(job).allocator or job.allocator
     settings = allocator_settings(allocator, gpu, tape, pretended=capacity_bytes is not None)
     others, reserve_bytes = others_of(job, gpu), job.hardware.reserve_bytes
-    held = on_card(tape, gpu, settings, capacity_bytes, reserve_bytes, job.stack, others, managed_bytes, own, vllm)
+    held = on_card(
+        tape, gpu, settings, capacity_bytes, reserve_bytes, job.stack, others, managed_bytes, own, vllm, learned=learned
+    )
     guesses = (*job.not_modelled, *filter(None, [lengths_guess(job.data)]))
     return replace(held, guesses=(*held.guesses, *guesses)) if guesses else held
 
@@ -363,7 +385,7 @@ def others_of(job: Job, gpu: Gpu) -> Cluster | None:
 
 def card_warnings(held: OnCard) -> list[str]:
     """Its bounds are in the range of the prediction."""
-    if held.context.measured:
+    if held.context.measured or held.context.learned:
         return []
     low, high = gib(held.context.low_bytes), gib(held.context.high_bytes)
     return [

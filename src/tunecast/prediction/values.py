@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tunecast.records import NamedTuple, dataclass
 from tunecast.result import Result
+
+if TYPE_CHECKING:
+    from tunecast.prediction.time.learned import Correction
 
 Range = tuple[int, int]
 
@@ -130,6 +133,8 @@ class Timing(NamedTuple):
     energy: Energy | None = None
     assumptions: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    learned: Correction | None = None
+    """What the user's own runs changed of the step."""
 
 
 class JobCost(Protocol):

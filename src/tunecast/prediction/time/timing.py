@@ -41,6 +41,7 @@ from tunecast.tape.timed import evaluation_step, steps_of_fold, timed_steps
 
 if TYPE_CHECKING:
     from tunecast.prediction.time.calibration import Calibration
+    from tunecast.prediction.time.learned import Correction, Learned
 
 PEAKS: Mapping[str, str] = {
     **{"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"},
@@ -54,6 +55,8 @@ class StepTimes(NamedTuple):
     by_length: Mapping[int, StepTime]
     planned_width: int
     """Of attention's heads where it is cuDNN's, which plans anew for every length; 0 where it is another's."""
+    correction: Correction | None = None
+    """What the user's own runs changed of the longest; None where they say nothing of such steps."""
 
 
 class RunTime(NamedTuple):
@@ -74,9 +77,10 @@ class RunClock:
         lengths: Lengths | None,
         epoch: Epoch | None,
         calibration: Calibration | None = None,
+        learned: Learned | None = None,
     ) -> None:
         self.job, self.model, self.gpu, self.host = job, model, gpu, host_of(job)
-        self.lengths, self.epoch, self.calibration = lengths, epoch, calibration
+        self.lengths, self.epoch, self.calibration, self.learned = lengths, epoch, calibration, learned
         self.typical = epoch or typical_epoch(job, lengths)
         self.cluster = cluster_of(job, gpu) if job.hardware.cards > 1 else None
         if calibration is not None:
@@ -92,6 +96,8 @@ class RunClock:
         if calibration is not None:
             start = calibration.start_s or start
             planning = (calibration.planning or planning) if steps.planned_width else planning
+        elif self.learned is not None:
+            start = self.learned.starts.get(self.gpu.name, start)
         if generates_by_vllm(job):
             from tunecast.prediction.time.vllm import with_engine  # few jobs do
 
@@ -102,6 +108,8 @@ class RunClock:
         if fixed is None:
             return RunTime(mean, None)
         around_s = loop_s(job, self.model.layers, self.host)
+        if evaluation_s is not None and steps.correction is not None:
+            evaluation_s *= steps.correction.ratio
         return RunTime(mean, whole_job(job, fixed, steps.by_length, evaluation_s=evaluation_s, loop_s=around_s))
 
     def runs(self) -> list[Job]:
@@ -132,7 +140,16 @@ class RunClock:
 
             generated = generation_s(self.job, self.model, self.gpu)
             by_length = {length: with_generation(time, generated, self.job) for length, time in by_length.items()}
-        return StepTimes(by_length, each[0].planned_width)
+        times = StepTimes(by_length, each[0].planned_width)
+        if self.learned is None:
+            return times
+        from tunecast.prediction.time.learned import corrected, correction_of  # whoever has no runs needs none of it
+
+        found = {length: correction_of(self.learned, time, self.job, self.gpu.name) for length, time in by_length.items()}
+        if not any(each.runs for each in found.values()):
+            return times
+        made = {length: corrected(time, found[length]) for length, time in by_length.items()}
+        return StepTimes(made, times.planned_width, found[max(made)])
 
     def evaluation_s(self) -> float | None:
         """Every batch once, all as long as they are on average.
@@ -154,10 +171,11 @@ def timing(
     outside: Outside | None = None,
     played: Played = None,
     calibration: Calibration | None = None,
+    learned: Learned | None = None,
 ) -> Timing:
     """Everything about a job's time on a card. Raises what the closed form raises."""
     lengths = sample_lengths(job.data)
-    clock = RunClock(job, model, gpu, lengths, epoch_of(job, lengths), calibration)
+    clock = RunClock(job, model, gpu, lengths, epoch_of(job, lengths), calibration, learned)
     runs = clock.runs()
     steps = clock.step_times(runs, [played if run == plain(job) else None for run in runs])
     mean, whole = clock.run_time(steps, clock.evaluation_s(), outside)
@@ -170,12 +188,14 @@ def timing(
         energy=None if whole is None else _energy(job, clock.gpu, whole, mean),
         assumptions=(
             *_calibrated(calibration),
+            *_learned(learned, steps.correction),
             *_full_rows(job),
             *_generated(job, model, clock.gpu),
             *(() if whole is None else whole.assumptions),
             *(() if outside is None else outside.assumptions),
         ),
         warnings=() if clock.cluster is None else clock.cluster.warnings,
+        learned=steps.correction,
     )
 
 
@@ -183,6 +203,12 @@ def _calibrated(calibration: Calibration | None) -> tuple[str, ...]:
     if calibration is None:
         return ()
     return (f"time: prices of this machine's own {calibration.device}, measured {calibration.measured}",)
+
+
+def _learned(learned: Learned | None, correction: Correction | None) -> tuple[str, ...]:
+    if learned is not None and learned.problem:
+        return (f"nothing is learned from your runs: {learned.problem}",)
+    return () if correction is None else (f"time: {correction.words}",)
 
 
 def _generated(job: Job, model: ModelConfig, gpu: Gpu) -> tuple[str, ...]:

@@ -1,9 +1,12 @@
 """One line on how far to trust a prediction: what was measured of its kind, and the ranges that follow from it.
 
-The figures are those of the ranges an answer prints, never of a narrower kind of runs.
+The first figures are those of the ranges an answer prints, never of a narrower kind of runs. What follows them are errors
+that were seen: how far the predictions of the nearest measured runs were off, and what the user's own runs changed.
 """
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 from tunecast.hardware.spec import card_name
 from tunecast.prediction.evidence import FEWEST, ErrorSpread, Evidence
@@ -13,16 +16,31 @@ from tunecast.prediction.values import Time
 from tunecast.prediction.verdict import Room
 from tunecast.units import percent
 
+if TYPE_CHECKING:
+    from tunecast.prediction.nearest import LikeRuns
+    from tunecast.prediction.time.learned import Correction
 
-def trust(evidence: Evidence, basis: Basis, room: Room, time: Time | None) -> str:
+
+def trust(
+    evidence: Evidence,
+    basis: Basis,
+    room: Room,
+    time: Time | None,
+    like: LikeRuns | None = None,
+    learned: Correction | None = None,
+) -> str:
     """`RTX 4090: not measured; like cases: memory -3 to +5 % (10 runs on other GPUs), time ± 23 % (397 runs ...)`.
 
-    `room` and `time` of the prediction; `time` None where none was predicted.
+    `room` and `time` of the prediction; `time` None where none was predicted. `like`: the nearest runs; `learned`: of the
+    user's runs.
     """
     told = [f"memory {_interval(room.low_bytes, room.needs_bytes, room.high_bytes)} ({_memory_runs(basis)})"]
     if time is not None:
         told.append(f"time {_interval(time.low_s, time.step_s, time.high_s)} ({_time_runs(evidence)})")
-    return f"{card_name(evidence.gpu_name)}: {_status(evidence, time is not None)}{', '.join(told)}"
+    line = f"{card_name(evidence.gpu_name)}: {_status(evidence, time is not None)}{', '.join(told)}"
+    seen = [] if like is None else [like.words]
+    seen += [] if learned is None else [learned.words]
+    return "; ".join([line, *filter(None, seen)])
 
 
 def _status(evidence: Evidence, timed: bool) -> str:

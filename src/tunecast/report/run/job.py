@@ -11,6 +11,7 @@ from tunecast.job.job import Job
 from tunecast.job.names import PAIRS, ROLLOUTS, TITLES
 from tunecast.planning.price import Rent
 from tunecast.prediction.evidence import evidence_of
+from tunecast.prediction.nearest import like_runs, shipped, traits_of
 from tunecast.prediction.memory.vllm import requested_bytes
 from tunecast.prediction.on_card import context_of
 from tunecast.prediction.prediction import Prediction
@@ -129,7 +130,11 @@ class JobReport(NamedTuple):
     def trust(self) -> str:
         found, on_card = self.prediction, self.prediction.on_card
         room = on_card.room.in_need(found.smallest_capacity_bytes)
-        return trust(evidence_of(found.job, on_card.gpu.name), on_card.basis, room, found.time)
+        asked = traits_of(found.job, found.model, on_card.gpu)
+        like = like_runs(asked, shipped(asked))
+        return trust(
+            evidence_of(found.job, on_card.gpu.name), on_card.basis, room, found.time, like, found.timing.learned
+        )
 
     def remarks(self) -> list[str]:
         """What belongs to the verdict: which card a name was taken for, and host memory where that decides."""

@@ -1,0 +1,40 @@
+"""`tunecast runs compare JOB`: the measured runs nearest to a job, and how far their predictions were off."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tunecast.cli.answers import print_answer
+from tunecast.cli.arguments import Parser, add_json_flag
+from tunecast.door.learned import compare_with_runs
+from tunecast.job.flags import COMMON, add_job_flags, overrides_from
+from tunecast.report.lists.learned import nearest_text
+
+USAGE = "tunecast runs compare JOB [options]"
+DESCRIPTION = """\
+The measured runs most like a job, of those that come with tunecast and of your store, and how far their predictions were
+off: measured over predicted, the middle 80 %. Memory by runs of the same family of stacks, time by runs on the same card.
+How near a run is follows from card, stack, number of cards, precision, method, task, the model's size, tokens of a
+micro-batch and recomputation (docs/learning.md)."""
+EPILOG = """\
+examples:
+  tunecast runs compare job.yaml
+  tunecast runs compare llama-3.1-8b --method lora --gpu h200 --details
+"""
+SHORT = (*COMMON, "--set", "--details", "--json", "--help-all")
+
+
+def parser() -> Parser:
+    made = Parser("runs compare", USAGE, DESCRIPTION, EPILOG, SHORT)
+    made.add_argument("job", metavar="JOB", help="the file you train with, a job file, or a model")
+    made.add_argument("--details", action="store_true", help="list the runs")
+    add_json_flag(made)
+    add_job_flags(made)
+    return made
+
+
+def run(argv: Sequence[str]) -> int:
+    arguments = parser().read(argv)
+    found = compare_with_runs(arguments.job, overrides_from(arguments))
+    print_answer(found, arguments, lambda terminal: nearest_text(found.to_dict(), details=arguments.details))
+    return 0
