@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from tunecast.door.read import recipe as recipe
     from tunecast.door.trace import ScriptTrace as ScriptTrace
     from tunecast.door.trace import trace as trace
+    from tunecast.door.watch import Callback as Callback
+    from tunecast.door.watch import watching as watching
     from tunecast.errors import DoesNotFit as DoesNotFit
     from tunecast.errors import NotResolved as NotResolved
     from tunecast.errors import OverBudget as OverBudget
@@ -78,6 +80,7 @@ _PLACES = {
     "door.predict": ("predict",),
     "door.read": ("read", "recipe"),
     "door.trace": ("ScriptTrace", "trace"),
+    "door.watch": ("Callback", "watching"),
     "errors": ("DoesNotFit", "NotResolved", "OverBudget", "TunecastError", "Unsupported", "UsageError"),
     "job.job": ("Job",),
     "job.readers": ("read_jobs",),

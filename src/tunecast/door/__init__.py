@@ -38,4 +38,5 @@ shell.py         Shell scripts that end in a training: `bash run.sh ARGS`, `sbat
 suggestions.py   What goes with a prediction that people read: what to change, what was not given, what the whole run
                  costs
 trace.py         The GPU memory of a training script: its first steps, run as they are on tensors without contents
+watch.py         A training that is measured while it runs: any program, a Trainer's callback, any loop
 """

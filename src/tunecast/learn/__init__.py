@@ -2,6 +2,11 @@
 
 calibrate.py   Measure this machine's card in a process of its own, with the Python that has torch
 checks.py      What one value of a record may be: finite, bounded, and of few characters
+expected.py    What a run is measured against: its prediction, and the batches ahead of it, as `record.json` beside a
+               job has them
+intake.py      From a journal to the store: what only this machine knows of a record is filled in, and each is taken
+               once
+journal.py     Records from journals: of a run that ended, one that goes on, and one that was killed
 measure.py     Run by the Python that has torch: measure this machine's card, and print what was found as one JSON
                object
 publishing.py  A run as it may be given to anybody: without what is its owner's alone

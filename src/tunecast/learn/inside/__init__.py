@@ -1,5 +1,5 @@
-"""What runs inside a training or beside it, with Python's standard library alone (torch where the program has it): these
-files are shipped with a job as they are, as `tunecast_run`.
+"""What runs inside a training or beside it, with Python's standard library alone (torch where the program has it):
+these files are shipped with a job as they are, as `tunecast_run`.
 
 batches.py        The batches of a data loader, counted on the host before they go to the card, and how long the loop
                   waits for them

@@ -1,8 +1,8 @@
 """The batches of a data loader, counted on the host before they go to the card, and how long the loop waits for them.
 
 torch's `DataLoader.__iter__` asks its own `_get_iterator`, under accelerate too (accelerate/data_loader.py,
-`DataLoaderShard.__iter__`, iterates over `base_dataloader`): one such function of one loader is replaced, so that workers,
-pinned memory and what accelerate does stay as they are.
+`DataLoaderShard.__iter__`, iterates over `base_dataloader`): one such function of one loader is replaced, so that
+workers, pinned memory and what accelerate does stay as they are.
 """
 
 from __future__ import annotations

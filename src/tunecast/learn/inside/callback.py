@@ -6,11 +6,15 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 from tunecast.learn.inside.batches import count_batches
 from tunecast.learn.inside.process import WatchedProcess, watched_from_outside
+
+MOST_AHEAD = 100_000
+"""Micro-batches of one step, which the Trainer collects before it begins."""
 
 
 class InsideCallback:
@@ -20,6 +24,7 @@ class InsideCallback:
         self._make = make
         self._process: WatchedProcess | None = None
         self._training = False
+        self._ahead: deque[tuple[int, int] | None] = deque(maxlen=MOST_AHEAD)
         self.spent_s = 0.0
         """Of the training's own time, in this callback."""
 
@@ -38,6 +43,7 @@ class InsideCallback:
         if self._process is None:
             return
         self._training = True
+        self._ahead.clear()
         with contextlib.suppress(Exception):  # loaders that forbid it are not counted
             count_batches(train_dataloader, self._count)
         self._process.measures.of = state.max_steps
@@ -46,13 +52,19 @@ class InsideCallback:
     def _count(self, waited_s: float, tokens: tuple[int, int] | None) -> None:
         if self._process is not None:
             self._process.measures.waited_s += waited_s
-            if tokens is not None:
-                self._process.measures.count(*tokens)
+            self._ahead.append(tokens)
+
+    def on_substep_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        """A micro-batch is trained on; accelerate asks for one more than that."""
+        tokens = self._ahead.popleft() if self._ahead else None
+        if tokens is not None and self._process is not None:
+            self._process.measures.count(*tokens)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> Any:
         if self._process is None:
             return None
         began = time.perf_counter()
+        self.on_substep_end(args, state, control)
         self._process.measures.end_step(state.global_step, state.max_steps)
         if self._process.stops(state.global_step):
             control.should_save = control.should_training_stop = True

@@ -1,4 +1,4 @@
-"""What was measured, for the trackers that a program has on itself: Weights & Biases, MLflow, Trackio. None is imported."""
+"""What was measured, for trackers that a program itself has on: Weights & Biases, MLflow, Trackio; none is imported."""
 
 from __future__ import annotations
 

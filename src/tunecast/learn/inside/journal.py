@@ -1,8 +1,8 @@
 """The journal of a run: JSON Lines, append only. What the training appends costs it a list's append; a thread writes.
 
-    {"event": "begin", "record": {...}}      the head of the record
-    {"event": "steps", ...}                  what came since the last line, at most one a second
-    {"event": "end", "record": {...}}        the whole record; missing where the program was killed
+{"event": "begin", "record": {...}}      the head of the record
+{"event": "steps", ...}                  what came since the last line, at most one a second
+{"event": "end", "record": {...}}        the whole record; missing where the program was killed
 """
 
 from __future__ import annotations

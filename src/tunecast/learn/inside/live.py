@@ -1,4 +1,4 @@
-"""Measured against predicted while a run goes on: one line, and what is wrong with it, each by a rule with its cause."""
+"""Measured against predicted while a run goes on: one line, and what is wrong, each by a rule with its cause."""
 
 from __future__ import annotations
 
@@ -120,7 +120,9 @@ def cause(live: Live) -> str:
         share = live.outside["throttled_fraction"]
         return f"The card lowers its clock {share:.0%} of the time, for {live.outside.get('throttled_by')}"
     if waits is not None and waits >= DATA_FRACTION:
-        return f"It waits for its data {waits:.0%} of the time. To fix: more dataloader workers, or data prepared before"
+        return (
+            f"It waits for its data {waits:.0%} of the time. To fix: more dataloader workers, or data prepared before"
+        )
     busy = live.outside.get("busy_fraction")
     bound = bound_by(waits, busy, power_fraction(live.outside), live.outside.get("cards") or 1)
     if bound == "link":
@@ -133,7 +135,7 @@ def cause(live: Live) -> str:
 def out_of_memory_ahead(live: Live) -> str | None:
     """From the data's order: the steps whose batch is the largest so far, and what each is predicted to hold. What is
     measured above the prediction by now comes on top of them too."""
-    records, capacity = live.expected.get("records") or (), live.expected.get("capacity_bytes")
+    records, capacity = list(live.expected.get("records") or ()), live.expected.get("capacity_bytes")
     measured = (live.inside.get("memory") or {}).get("allocated_bytes")
     step = live.inside.get("step") or 0
     before = [record for record in records if record["step"] <= step]

@@ -1,8 +1,8 @@
-"""What one process of a training measures of itself. Nothing here waits for the card: steps are timed by its own events,
-read once it has passed them; memory is read by the journal's thread, once a second and where a phase ends.
+"""What one process of a training measures of itself. Nothing here waits for the card: steps are timed by its own
+events, read once it has passed them; memory is read by the journal's thread, once a second and where a phase ends.
 
-Peaks are never reset, since the program may look at them too. So a phase's peak is known where it is above all before it,
-which it is of loading, of the first step and of whichever phase is the fullest; of others nothing is said.
+Peaks are never reset, since the program may look at them too. So a phase's peak is known where it is above all before
+it, which it is of loading, of the first step and of whichever phase is the fullest; of others nothing is said.
 """
 
 from __future__ import annotations

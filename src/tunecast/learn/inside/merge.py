@@ -124,13 +124,15 @@ def inside_of(path: str) -> dict[str, Any] | None:
         return None
     state = last.get("state") if last.get("event") == "end" else None
     losses = last.get("losses") or points.values
-    return {**begin, **last, "state": state, "losses": losses, "stopped": stopped, "record": begin.get("record")}
+    record = last.get("record") or begin.get("record")
+    return {**begin, **last, "state": state, "losses": losses, "stopped": stopped, "record": record}
 
 
-def insides_of(folder: str) -> list[dict[str, Any]]:
-    """Of every process that trained."""
-    found = [inside_of(path) for path in sorted(glob.glob(os.path.join(glob.escape(folder), "rank-*.jsonl")))]
-    return [each for each in found if each is not None]
+def insides_of(folder: str, journal: str = RUN) -> list[dict[str, Any]]:
+    """Of every process that trained: a journal each, or the run's own where nothing outside watched it."""
+    paths = [os.path.join(folder, journal), *sorted(glob.glob(os.path.join(glob.escape(folder), "rank-*.jsonl")))]
+    found = [inside_of(path) for path in paths]
+    return [each for each in found if each is not None and "rank" in each]
 
 
 def state_of(insides: Sequence[Parts], status: int | None) -> str:
@@ -148,22 +150,22 @@ def state_of(insides: Sequence[Parts], status: int | None) -> str:
     return "killed" if status < 0 or status in (130, 137, 143) else "failed"
 
 
-def merged_folder(folder: str, status: int | None, ended: float | None) -> dict[str, Any] | None:
+def merged_folder(folder: str, status: int | None, ended: float | None, journal: str = RUN) -> dict[str, Any] | None:
     """The record of a run's folder; None where its journal was never begun."""
-    head, outside, last_time = None, {}, None
-    for line in lines(os.path.join(folder, RUN)):
+    outside: Parts = {}
+    head = last_at = None
+    for line in lines(os.path.join(folder, journal)):
         if line.get("event") == "begin":
             head = line.get("record")
         elif line.get("event") == "end" and isinstance(line.get("record"), dict):
             return dict(line["record"])
         outside = line.get("outside") or outside
-        last_time = line.get("time") or last_time
+        last_at = line.get("at") or last_at
     if not isinstance(head, dict):
         return None
-    insides = insides_of(folder)
-    return merge(
-        described(head, insides), insides, outside, state_of(insides, status), last_time if ended is None else ended
-    )
+    insides = insides_of(folder, journal)
+    known = described(head, insides)
+    return merge(known, insides, outside, state_of(insides, status), last_at if ended is None else ended)
 
 
 def described(head: Parts, insides: Sequence[Parts]) -> dict[str, Any]:

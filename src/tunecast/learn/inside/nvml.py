@@ -26,17 +26,17 @@ idle (1), clocks set by hand (2), sync boost (0x10), display clocks (0x100)."""
 
 
 class NvmlMemory(ctypes.Structure):
-    _fields_ = [("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong)]  # noqa: RUF012
+    _fields_ = [("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong)]
 
 
 class NvmlRates(ctypes.Structure):
-    _fields_ = [("gpu", ctypes.c_uint), ("memory", ctypes.c_uint)]  # noqa: RUF012
+    _fields_ = [("gpu", ctypes.c_uint), ("memory", ctypes.c_uint)]
 
 
 class NvmlProcess(ctypes.Structure):
     """nvmlProcessInfo_t (v2, and v3 as of driver 510)."""
 
-    _fields_ = [  # noqa: RUF012
+    _fields_ = [
         ("pid", ctypes.c_uint),
         ("used", ctypes.c_ulonglong),
         ("gpu_instance", ctypes.c_uint),

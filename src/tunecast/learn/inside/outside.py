@@ -2,9 +2,9 @@
 
     python record.py [--folder DIR] -- COMMAND...
 
-Its input, output and errors are the program's own; signals are passed on, and its exit status is kept. Where input is no
-terminal the program leads a process group, so that what is sent to this one reaches it once; at a terminal both are of
-one group, and Ctrl-C reaches both.
+Its input, output and errors are the program's own; signals are passed on, and its exit status is kept. Where input is
+no terminal the program leads a process group, so that what is sent to this one reaches it once; at a terminal both are
+of one group, and Ctrl-C reaches both.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def watch(
         run = _Run(started, folder, expected, limits, say, Sampler(nvml, started.pid), began)
         described = {name: expected.get(name) for name in ("job", "model_shape", "predicted")}
         run.journal.begin(
-            {"event": "begin", "time": began, "record": {**head(source, began, described), "hardware": host()}}
+            {"event": "begin", "at": began, "record": {**head(source, began, described), "hardware": host()}}
         )
         while (status := run.wait()) is None:
             run.look()
@@ -162,7 +162,7 @@ class _Run:
         now = time.time()
         if now - self._written >= WRITE_EVERY_S:
             self._written, self._outside = now, self.sampler.summary()
-            self.journal.append({"event": "seen", "time": now, "outside": self._outside, **self._said()})
+            self.journal.append({"event": "seen", "at": now, "outside": self._outside, **self._said()})
         live = self.live(now)
         for about, text in warnings(live).items():
             self.say.once(about, text)
@@ -209,7 +209,7 @@ class _Run:
         self._follow()
         self._outside = self.sampler.summary()
         now = time.time()
-        self.journal.append({"event": "seen", "time": now, "outside": self._outside, **self._said()})
+        self.journal.append({"event": "seen", "at": now, "outside": self._outside, **self._said()})
         record = merged_folder(self.folder, status, now)
         insides = insides_of(self.folder)
         if record is not None:
@@ -217,7 +217,7 @@ class _Run:
                 record["note"] = f"ended at {self.limits.name()} without a checkpoint"
             total = {"steps": None, "step_s": None, "total_s": now - self.began}
             record["time"] = {**total, **(record.get("time") or {}), "total_s": now - self.began}
-            self.journal.end({"event": "end", "time": now, "state": record["state"], "record": record})
+            self.journal.end({"event": "end", "at": now, "state": record["state"], "record": record})
         self.say.end(line(self.live(now)))
         return Ended(status, record)
 

@@ -47,7 +47,7 @@ class WatchedProcess:
         described: dict[str, Any] | None = None,
         finished: Callable[[dict[str, Any]], None] | None = None,
     ) -> None:
-        self.folder, self.alone = folder, alone
+        self.folder, self.alone, self._number = folder, alone, os.getpid()
         self.place = place_of()
         self.began = process_began()
         self.measures = Measures(self.began)
@@ -62,7 +62,7 @@ class WatchedProcess:
         name = "run.jsonl" if alone else f"rank-{self.place['rank']}-{os.getpid()}.jsonl"
         self._sampler = Sampler(load()[0] if alone else None, os.getpid())
         self.journal = Journal(os.path.join(folder, name), self._line)
-        self.journal.begin({"event": "begin", "time": time.time(), **self.place, "record": self._described()})
+        self.journal.begin({"event": "begin", "at": time.time(), **self.place, "record": self._described()})
         atexit.register(self.end, None)
         self._before = sys.excepthook
         sys.excepthook = self._excepthook
@@ -75,7 +75,7 @@ class WatchedProcess:
     def _line(self) -> dict[str, Any] | None:
         """Asked for by the journal's thread, which may wait for the card; the training does not."""
         self.read_loss()
-        line = {"event": "steps", "time": time.time(), **self.measures.so_far()}
+        line = {"event": "steps", "at": time.time(), **self.measures.so_far()}
         if self.alone:
             self._sampler.sample(self.measures.phase)
             line["outside"] = self._sampler.summary()
@@ -104,7 +104,7 @@ class WatchedProcess:
         if self._stop_at is None or step < self._stop_at:
             return False
         self.stopped_at = step
-        self.journal.append({"event": "stop", "time": time.time(), "step": step})
+        self.journal.append({"event": "stop", "at": time.time(), "step": step})
         return True
 
     def _is_asked(self) -> bool:
@@ -150,12 +150,12 @@ class WatchedProcess:
 
     def end(self, state: str | None) -> None:
         """Once; None: the program ends, and training ended as it did or not at all."""
-        if self.over:
+        if self.over or os.getpid() != self._number:
             return
         self.over = True
         state = state or self.state
         record = self._merged(state)
-        last = {"event": "end", "time": time.time(), "state": state, **self.place, **self.measures.so_far()}
+        last = {"event": "end", "at": time.time(), "state": state, **self.place, **self.measures.so_far()}
         self.journal.end({**last, "losses": self.measures.losses.values, "record": record})
         if getattr(sys, THE_PROCESS, None) is self:
             delattr(sys, THE_PROCESS)

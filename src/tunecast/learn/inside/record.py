@@ -1,6 +1,6 @@
 """Beside a launched job: puts the files that measure it in their place, and runs the job's command with them.
 
-    python record.py -- bash train.sh      its journal: record/run.jsonl
+python record.py -- bash train.sh      its journal: record/run.jsonl
 """
 
 import glob
@@ -25,7 +25,7 @@ def main() -> int:
                 file.write(text)
             os.replace(f"{target}.{os.getpid()}", target)
         sys.path.insert(0, place)
-        from tunecast_run import outside
+        from tunecast_run import outside  # type: ignore[import-not-found]
     except Exception as error:  # a training is not stopped for what would have measured it
         print(f"tunecast: this run is not measured ({type(error).__name__}: {error})", file=sys.stderr)
         words = sys.argv[sys.argv.index("--") + 1 :]

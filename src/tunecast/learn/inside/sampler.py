@@ -80,8 +80,8 @@ class Sampler:
             last = self.nvml.sample(index).energy_j if not self._used or index in self._used else None
             counters += max(0.0, (last or first) - first)
         energy = counters or self.energy_j
-        first = self.cards[0] if self.cards else None
-        limit = None if first is None else self.nvml.power_limit_w(first)
+        card = self.cards[0] if self.cards else None
+        limit = None if card is None else self.nvml.power_limit_w(card)
         count = self.samples
         return {
             "device_bytes": max(self.peak_bytes.values(), default=None),
@@ -94,8 +94,8 @@ class Sampler:
             "energy_j": energy or None,
             "hottest_c": self.hottest_c,
             "driver": self.nvml.driver,
-            "device": None if first is None else self.nvml.names[first],
-            "memory_bytes": None if first is None else self.nvml.memory_bytes[first],
+            "device": None if card is None else self.nvml.names[card],
+            "memory_bytes": None if card is None else self.nvml.memory_bytes[card],
             "cards": len(self._used) or len(self.cards),
         }
 

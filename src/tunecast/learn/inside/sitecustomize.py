@@ -1,5 +1,6 @@
-"""In a folder first on PYTHONPATH: every Python that a watched program starts runs this, then the sitecustomize it would
-have run. Once `transformers.trainer` is imported, its `DEFAULT_CALLBACKS` have one more; nothing else is changed."""
+"""In a folder first on PYTHONPATH: every Python that a watched program starts runs this, then the sitecustomize it
+would have run. Once `transformers.trainer` is imported, its `DEFAULT_CALLBACKS` have one more; nothing else is
+changed."""
 
 import importlib.abc
 import importlib.machinery
