@@ -165,10 +165,7 @@ def _process(source: str, job: Job | None) -> WatchedProcess | None:
         ended = complete(with_note(record, folder, job))
         time, memory = ended["time"] or {}, ended["memory"] or {}
         measured = {"recent_s": time.get("step_s"), "memory": memory, "phase": "end", "step": time.get("steps")}
-        told = line(
-            Live(expected, {**measured, "phase": "end", "step": (ended["time"] or {}).get("steps")}, outside, 0)
-        )
-        say(told, sys.stderr)
+        say(line(Live(expected, measured, {"device_bytes": memory.get("device_bytes")}, 0.0)), sys.stderr)
         kept(ended, folder, sys.stderr)
 
     described = {name: expected.get(name) for name in DESCRIBED}
