@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from tunecast.errors import NotResolved
@@ -16,14 +17,20 @@ NEW_FILE_MODE = 0o666
 
 
 def write_file(
-    path: Path, content: str | bytes, *, flag: str = "", folder_too: bool = False, like: Path | None = None
+    path: Path,
+    content: str | bytes | Iterable[str],
+    *,
+    flag: str = "",
+    folder_too: bool = False,
+    like: Path | None = None,
 ) -> None:
-    """Into a file beside it, then under its name. `folder_too`: with the folders it lies in. `like`: whose
-    permissions a new one gets.
+    """Into a file beside it, then under its name. `content` may come piece by piece. `folder_too`: with the folders it
+    lies in. `like`: whose permissions a new one gets.
 
     Raises `NotResolved`; `flag`, where one named the file, comes first in its words.
     """
-    data = content.encode("utf-8", "replace") if isinstance(content, str) else content
+    pieces = [content] if isinstance(content, (str, bytes)) else content
+    data = (each.encode("utf-8", "replace") if isinstance(each, str) else each for each in pieces)
     try:
         if folder_too:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -34,7 +41,7 @@ def write_file(
         raise NotResolved(f"{where} could not be written: {reason}", field=flag or None) from None
 
 
-def _write(path: Path, data: bytes, like: Path | None) -> None:
+def _write(path: Path, data: Iterable[bytes], like: Path | None) -> None:
     import tempfile  # hardly any command writes
 
     target = path.resolve()  # a link stays a link
@@ -50,7 +57,7 @@ def _write(path: Path, data: bytes, like: Path | None) -> None:
         return
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(data)
+            file.writelines(data)
             file.flush()
             os.fsync(file.fileno())
         pattern = target if target.exists() else like
@@ -62,9 +69,9 @@ def _write(path: Path, data: bytes, like: Path | None) -> None:
         raise
 
 
-def _write_in_place(target: Path, data: bytes) -> None:
+def _write_in_place(target: Path, data: Iterable[bytes]) -> None:
     with open(target, "wb") as file:
-        file.write(data)
+        file.writelines(data)
 
 
 def _umask() -> int:

@@ -2,8 +2,8 @@
 
 calibrate.py   Measure this machine's card in a process of its own, with the Python that has torch
 checks.py      What one value of a record may be: finite, bounded, and of few characters
-expected.py    What a run is measured against: its prediction, and the batches ahead of it, as `record.json` beside a
-               job has them
+expected.py    What a run is measured against: its prediction, and the batches ahead of it; `record.json` beside a
+               launched job
 intake.py      From a journal to the store: what only this machine knows of a record is filled in, and each is taken
                once
 journal.py     Records from journals: of a run that ended, one that goes on, and one that was killed
@@ -14,7 +14,10 @@ record.py      A measured run, `tunecast.run/1`: what a training took, on which 
                predicted
 recordable.py  What of a job and of its model is recorded: all that prediction needs, and nothing that says whose they
                are
+shipped.py     Runs that come with the package: measured on other people's cards, in the form in which anybody's are
+               published
 store.py       Where calibrations are kept: one file a kind of card, in the user's own data folder
 inside/        What runs inside a training or beside it, with Python's standard library alone (torch where the program
                has it): these files are shipped with a job as they are, as `tunecast_run`
+runs_store/    Where measured runs are kept: a file of SQLite, or a PostgreSQL server, through the same statements
 """

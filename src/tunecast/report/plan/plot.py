@@ -11,7 +11,7 @@ from math import ceil, floor, log, log10
 from tunecast.planning.choice import Choice, Plan
 from tunecast.records import NamedTuple
 from tunecast.report.draw.text import Terminal
-from tunecast.units import HOUR_S, digits
+from tunecast.units import GIB, HOUR_S, digits
 
 MARKS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 """Of the front's points, the cheapest first."""
@@ -50,6 +50,11 @@ def time_axis(seconds: Iterable[float]) -> Axis:
 
 def money_axis(amounts: Iterable[float], sign: str) -> Axis:
     return _axis(amounts, _powers, lambda value: f"{sign}{value:,.10g}")
+
+
+def size_axis(sizes_bytes: Iterable[float]) -> Axis:
+    """Of memory; `place` takes GiB."""
+    return _axis((nbytes / GIB for nbytes in sizes_bytes), _powers, lambda value: f"{value:,.10g} GiB")
 
 
 def _axis(
