@@ -14,7 +14,6 @@ import secrets
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +23,12 @@ from tunecast.hardware.catalog import gpu as gpu_named
 from tunecast.job.readers.bounds import bounded_text
 from tunecast.learn.inside.merge import RUN
 from tunecast.learn.journal import record_of
+from tunecast.learn.runs_store.place import data_folder
+from tunecast.learn.runs_store.store import open_store
 
 RUNNING, KEY, TAKEN = "running", "host_key", "taken"
 MACHINE = ("/etc/machine-id", "/var/lib/dbus/machine-id")
-STORE = "tunecast.learn.runs_store.store"
 MOST_BYTES = 1 << 16
-
-
-def data_folder(environ: Mapping[str, str] = os.environ) -> Path:
-    home = environ.get("XDG_DATA_HOME") or environ.get("LOCALAPPDATA") or os.path.expanduser("~/.local/share")
-    return Path(home) / "tunecast"
 
 
 def new_folder(environ: Mapping[str, str] = os.environ) -> str:
@@ -87,13 +82,9 @@ def _text(path: str | Path) -> str | None:
 
 
 def add(record: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> None:
-    """To the store that `TUNECAST_STORE` names. Raises `TunecastError` where there is none that takes it."""
-    try:
-        store = import_module(STORE)
-    except ImportError:
-        raise NotResolved("this tunecast has no store of runs. To fix: a newer one") from None
-    with store.open_store(environ) as opened:
-        opened.add(record)
+    """To the store that `TUNECAST_STORE` names. Raises `TunecastError` where it takes none."""
+    with open_store(environ) as store:
+        store.add(record)
 
 
 def take(folder: Path, environ: Mapping[str, str] = os.environ, *, here: bool = True) -> dict[str, Any] | None:
