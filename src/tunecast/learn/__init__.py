@@ -16,6 +16,8 @@ recordable.py  What of a job and of its model is recorded: all that prediction n
                are
 shipped.py     Runs that come with the package: measured on other people's cards, in the form in which anybody's are
                published
+shipping.py    What measures a launched job, as files beside it: record.py, the sources it runs, and what was
+               predicted
 store.py       Where calibrations are kept: one file a kind of card, in the user's own data folder
 inside/        What runs inside a training or beside it, with Python's standard library alone (torch where the program
                has it): these files are shipped with a job as they are, as `tunecast_run`
