@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from tunecast.door.runs import runs as runs
     from tunecast.door.trace import ScriptTrace as ScriptTrace
     from tunecast.door.trace import trace as trace
+    from tunecast.door.watch import Callback as Callback
+    from tunecast.door.watch import watching as watching
     from tunecast.errors import DoesNotFit as DoesNotFit
     from tunecast.errors import NotResolved as NotResolved
     from tunecast.errors import OverBudget as OverBudget
@@ -82,6 +84,7 @@ _PLACES = {
     "door.read": ("read", "recipe"),
     "door.runs": ("Runs", "runs"),
     "door.trace": ("ScriptTrace", "trace"),
+    "door.watch": ("Callback", "watching"),
     "errors": ("DoesNotFit", "NotResolved", "OverBudget", "TunecastError", "Unsupported", "UsageError"),
     "job.job": ("Job",),
     "job.readers": ("read_jobs",),

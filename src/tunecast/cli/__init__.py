@@ -41,6 +41,7 @@ terminal.py     what stdout and stderr can show; the line that counts the second
 trace.py        `tunecast trace -- train.py`: an unmodified script, run by the user's own interpreter on a card that
                 is not there
 usage.py        --help on one screen, --help-all
+watch.py        `tunecast watch [JOB] -- COMMAND`: any program, run as it is and measured
 
 A command is one file with `run(argv) -> exit code` and a line in `main.COMMANDS`; nothing of it is imported before it
 is asked for, so that `tunecast --version` takes no longer than Python itself.

@@ -52,7 +52,17 @@ examples:
   tunecast jobs; tunecast logs ID; tunecast cancel ID, or cancel GROUP
 """
 SHORT = (
-    *("--on", "--dry-run", "--out", "--option", "--with", "--cpu", "--again", "--no-preflight", "--json"),
+    *(
+        "--on",
+        "--dry-run",
+        "--out",
+        "--option",
+        "--with",
+        "--cpu",
+        "--again",
+        "--no-preflight",
+        "--json",
+    ),
     *("--data-path", "--stack"),
     *("--method", "--seq-len", "--micro-batch", "--gpu", "--gpus", "--set"),
     *("--at-once", "--share", "--within", "--max-usd", "--eu", "--help-all"),
@@ -82,6 +92,9 @@ def parser() -> Parser:
     made.add_argument("--again", action="store_true", help="start it also where the same is running already")
     made.add_argument(
         "--no-preflight", action="store_false", dest="preflight", help="train without checking the machine first"
+    )
+    made.add_argument(
+        "--no-record", action="store_false", dest="record", help="train without being measured (tunecast runs)"
     )
     add_json_flag(made)
     add_many_flags(made)
@@ -133,6 +146,7 @@ def run(argv: Sequence[str]) -> int:
         options=options_from(arguments.option),
         extra=values_from(arguments.extra),
         preflight=arguments.preflight,
+        record=arguments.record,
     )
     try:
         found = asked(again=arguments.again)
@@ -186,7 +200,12 @@ def run_many(variants: Sequence[Variant], arguments: argparse.Namespace) -> int:
         found = launch_many(
             variants,
             Together(
-                None, arguments.cpu, options_from(arguments.option), values_from(arguments.extra), arguments.preflight
+                None,
+                arguments.cpu,
+                options_from(arguments.option),
+                values_from(arguments.extra),
+                arguments.preflight,
+                arguments.record,
             ),
             on=arguments.on,
             dry_run=arguments.dry_run,

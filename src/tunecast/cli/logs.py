@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from collections.abc import Sequence
 
 from tunecast.cli.arguments import Parser
 from tunecast.door.launched import log_command, logs
+from tunecast.door.recorded import progress_of
+from tunecast.errors import printable
 
 USAGE = "tunecast logs ID [--follow]"
-DESCRIPTION = "All that a job printed so far, as its engine keeps it."
+DESCRIPTION = """\
+All that a job printed so far, as its engine keeps it; then, on stderr, how it stands against what was predicted, where
+its folder is on this machine."""
 EPILOG = """\
 examples:
   tunecast logs llama-3-1-8b-lora
@@ -29,4 +34,7 @@ def run(argv: Sequence[str]) -> int:
     if arguments.follow:
         return subprocess.run(log_command(arguments.id, follow=True)).returncode
     print(logs(arguments.id), end="", flush=True)
+    progress = progress_of(arguments.id)
+    if progress is not None:
+        print(f"tunecast: {printable(progress, 400)}", file=sys.stderr)
     return 0

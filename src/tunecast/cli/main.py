@@ -59,6 +59,10 @@ COMMANDS: Mapping[str, Command] = {
         "start a job, a plan or your own training file: here, on Slurm or by ssh; or show every file and command",
         "tunecast launch llama-3.1-8b --method lora --stack trl --gpu h100 --on slurm --dry-run",
     ),
+    "watch": Command(
+        "run any training program, measure it, and compare it with what was predicted",
+        "tunecast watch train.yaml --gpu h100 -- accelerate launch train.py",
+    ),
     "jobs": Command("what was launched from this machine, and how it stands", "tunecast jobs"),
     "logs": Command("what a launched job printed", "tunecast logs ID --follow"),
     "cancel": Command("stop a launched job", "tunecast cancel ID"),

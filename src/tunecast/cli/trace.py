@@ -143,14 +143,14 @@ def traced(
     )
 
 
-def split_command(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+def split_command(argv: Sequence[str], usage: str = USAGE) -> tuple[list[str], list[str]]:
     """What is ours, and what comes after the first `--`."""
     words = list(argv)
     if "--" in words:
         at = words.index("--")
         return words[:at], words[at + 1 :]
     if not any(word in ("-h", "--help", "--help-all") for word in words):
-        raise UsageError(f"there is no -- before the script. To fix: {USAGE}", field="script")
+        raise UsageError(f"there is no -- before the script. To fix: {usage}", field="script")
     return words, []
 
 

@@ -31,6 +31,7 @@ programs.py      Programs that an environment installs: `trl sft`, `llamafactory
 read.py          A job from what describes it: a file, a model's name, a mapping, another job; with other values where
                  asked for
 runs.py          Measured runs: listed, shown, taken in, given away, forgotten
+recorded.py      What launched jobs measure of themselves: the line of one that runs, the record of one that is over
 script_fit.py    The smallest changes to a script's own arguments after which it fits its card, each verified by
                  tracing it again
 script_plan.py   Which machines to rent for a script that was traced, how long it takes there and what it costs in all
@@ -39,4 +40,5 @@ shell.py         Shell scripts that end in a training: `bash run.sh ARGS`, `sbat
 suggestions.py   What goes with a prediction that people read: what to change, what was not given, what the whole run
                  costs
 trace.py         The GPU memory of a training script: its first steps, run as they are on tensors without contents
+watch.py         A training that is measured while it runs: any program, a Trainer's callback, any loop
 """

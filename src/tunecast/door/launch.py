@@ -29,6 +29,7 @@ from tunecast.launching.preflight.expected import preflight_s, with_preflight
 from tunecast.launching.programs import as_framework, program_of, program_of_file
 from tunecast.launching.programs.accelerate import start_share
 from tunecast.launching.rendering import Order, Rendering, TrainingProgram
+from tunecast.learn.shipping import with_price, with_recorder
 from tunecast.market.offer import SPOT
 from tunecast.planning.choice import Choice, Plan
 from tunecast.prediction.outside.needs import machine_ram_bytes
@@ -68,6 +69,7 @@ def launch(
     options: Mapping[str, str] | None = None,
     extra: Mapping[str, object] | None = None,
     preflight: bool = True,
+    record: bool = True,
 ) -> Rendering | Launched: ...
 @overload
 def launch(
@@ -82,6 +84,7 @@ def launch(
     options: Mapping[str, str] | None = None,
     extra: Mapping[str, object] | None = None,
     preflight: bool = True,
+    record: bool = True,
     **many: Any,
 ) -> RenderedTogether | LaunchedTogether: ...
 def launch(
@@ -96,6 +99,7 @@ def launch(
     options: Mapping[str, str] | None = None,
     extra: Mapping[str, object] | None = None,
     preflight: bool = True,
+    record: bool = True,
     **many: Any,
 ) -> Rendering | Launched | RenderedTogether | LaunchedTogether:
     """The files and commands that run a job, where `dry_run`; else they are run, and what was started comes back.
@@ -107,6 +111,7 @@ def launch(
     options    of the engine: `{"partition": "gpu"}`
     extra      further settings of the trainer's, such as `{"learning_rate": 2e-4}`; none that the job says
     preflight  whether the job checks its machine before it trains
+    record     whether it is measured while it trains (`tunecast runs`)
     many       of a list of jobs, which are launched together: `at_once`, `share`, and the options of `plan`
                (door/launch_many.py, `launch_many`)
 
@@ -116,12 +121,14 @@ def launch(
     if isinstance(source, (list, tuple)):
         from tunecast.door.launch_many import Together, launch_many
 
-        together = Together(overrides, cpu, options or {}, extra or {}, preflight)
+        together = Together(overrides, cpu, options or {}, extra or {}, preflight, record)
         return launch_many(source, together, on=on, dry_run=dry_run, out=out, again=again, **many)
     if many:
         raise UsageError(f"launch: got {next(iter(many))!r}, which is of several jobs. To fix: launch([job], …)")
     engine = engine_of(on)
-    order, notes = prepare(source, overrides, engine, cpu=cpu, extra=extra, dry_run=dry_run, preflight=preflight)
+    order, notes = prepare(
+        source, overrides, engine, cpu=cpu, extra=extra, dry_run=dry_run, preflight=preflight, record=record
+    )
     rendering = rendering_of(order, engine, options or {})
     rendering = replace(rendering, notes=(*notes, *rendering.notes))
     if out is not None:
@@ -139,6 +146,7 @@ def prepare(
     extra: Mapping[str, object] | None,
     dry_run: bool,
     preflight: bool = True,
+    record: bool = True,
 ) -> tuple[Order, tuple[str, ...]]:
     """What an engine is asked to run, and what was decided of it that nobody said."""
     own = own_file(source)
@@ -147,7 +155,13 @@ def prepare(
     if own is not None:
         changes = dotted(overrides)
         require_here(engine, extra)
-        order = order_of(job, lambda: program_of_file(own, job, changes, bool(cpu)), cpu=bool(cpu), preflight=preflight)
+        order = order_of(
+            job,
+            lambda: program_of_file(own, job, changes, bool(cpu)),
+            cpu=bool(cpu),
+            preflight=preflight,
+            record=record,
+        )
         rehearsed = False
     else:
         further = extra or {}
@@ -156,10 +170,11 @@ def prepare(
             lambda: program_of(job, elsewhere=engine.elsewhere, cpu=rehearsed, extra=further),
             cpu=rehearsed,
             preflight=preflight,
+            record=record,
         )
     if rehearsed:
         notes = (*notes, "rendered for CPUs, as a rehearsal: nothing of the prediction holds there")
-    return with_offers(order, machines_in(source), predict), notes
+    return with_price(with_offers(order, machines_in(source), predict)), notes
 
 
 def job_of(source: Source | Plan | Choice, overrides: Mapping[str, object] | None) -> tuple[Job, tuple[str, ...]]:
@@ -257,7 +272,9 @@ def require_here(engine: Engine, extra: Mapping[str, object] | None) -> None:
         raise UsageError("--with: your own file has settings of its own. To fix: write it there", field="extra")
 
 
-def order_of(job: Job, render: Callable[[], TrainingProgram], *, cpu: bool, preflight: bool = True) -> Order:
+def order_of(
+    job: Job, render: Callable[[], TrainingProgram], *, cpu: bool, preflight: bool = True, record: bool = True
+) -> Order:
     """`render` is asked for once the prediction has said what is wrong with the job itself."""
     found = predict(job)
     program = render()
@@ -269,6 +286,8 @@ def order_of(job: Job, render: Callable[[], TrainingProgram], *, cpu: bool, pref
     host = None if found.utilization is None else found.utilization.host
     if preflight:
         program = with_preflight(program, job, found, ram_of(job, found), cpu=cpu)
+    if record:
+        program = with_recorder(program, job, found, cpu=cpu)
     share = start_share(program.command)
     own_s = 0.0 if time is None or time.phases_s is None else time.phases_s["start"]
     launcher_s, launcher_high_s = share * own_s, share * max(own_s, START_S[-1])

@@ -56,6 +56,7 @@ class Together(NamedTuple):
     options: Mapping[str, str] = {}
     extra: Mapping[str, object] = {}
     preflight: bool = True
+    record: bool = True
 
 
 class Variant(NamedTuple):
@@ -244,6 +245,7 @@ def _prepare_all(
             order, notes = prepare(
                 source, overrides, engine, cpu=together.cpu, extra=together.extra, dry_run=dry_run,
                 preflight=together.preflight,
+                record=together.record,
             )  # fmt: skip
             if place is not None:
                 order = with_offers(order, machines_in(place.choice), predict)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
+from tunecast.door.recorded import measured_notes
 from tunecast.errors import NotResolved
 from tunecast.launching import ledger
 from tunecast.launching.engines import engine_of
@@ -56,12 +57,13 @@ class LaunchedJobs(Result):
 
 
 def launched_of(entries: Iterable[LedgerEntry], notes: tuple[str, ...] = ()) -> tuple[Launched, ...]:
+    """Runs that are over and were measured here go to the store, each once."""
     known = tuple(entries)
     states = states_of(known)
     return tuple(
         Launched(
             each.id, each.engine, each.framework, states[each.id], each.number, each.folder, each.submitted,
-            (*notes, *verdict_of(each)), each.group,
+            (*notes, *verdict_of(each), *measured_notes(each.folder, states[each.id])), each.group,
         )
         for each in known
     )  # fmt: skip

@@ -2,6 +2,11 @@
 
 calibrate.py   Measure this machine's card in a process of its own, with the Python that has torch
 checks.py      What one value of a record may be: finite, bounded, and of few characters
+expected.py    What a run is measured against: its prediction, and the batches ahead of it; `record.json` beside a
+               launched job
+intake.py      From a journal to the store: what only this machine knows of a record is filled in, and each is taken
+               once
+journal.py     Records from journals: of a run that ended, one that goes on, and one that was killed
 measure.py     Run by the Python that has torch: measure this machine's card, and print what was found as one JSON
                object
 publishing.py  A run as it may be given to anybody: without what is its owner's alone
@@ -11,6 +16,10 @@ recordable.py  What of a job and of its model is recorded: all that prediction n
                are
 shipped.py     Runs that come with the package: measured on other people's cards, in the form in which anybody's are
                published
+shipping.py    What measures a launched job, as files beside it: record.py, the sources it runs, and what was
+               predicted
 store.py       Where calibrations are kept: one file a kind of card, in the user's own data folder
+inside/        What runs inside a training or beside it, with Python's standard library alone (torch where the program
+               has it): these files are shipped with a job as they are, as `tunecast_run`
 runs_store/    Where measured runs are kept: a file of SQLite, or a PostgreSQL server, through the same statements
 """

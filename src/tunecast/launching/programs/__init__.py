@@ -42,6 +42,7 @@ from tunecast.launching.rendering import (
     PREFLIGHT,
     PREFLIGHT_PASSED,
     PREFLIGHT_STATUS,
+    RECORDER,
     REQUIREMENTS,
     RESUME,
     SCRIPT,
@@ -174,7 +175,12 @@ def resume_text(program: TrainingProgram, nodes: int = 1) -> str:
             f"last=$(find -H {OUTPUT} -path '*/{program.checkpoint_end}' 2>/dev/null | sort -V | tail -n 1 || true)",
             f'if [ -n "$last" ]; then set -- {words}; fi',
         ]
-    return "\n".join([*lines, f'exec bash {SCRIPT} "$@"', ""])
+    return "\n".join([*lines, f'exec {_recorder(program)}bash {SCRIPT} "$@"', ""])
+
+
+def _recorder(program: TrainingProgram) -> str:
+    """What measures the training runs it, and passes signals on."""
+    return f'"$(command -v python || command -v python3)" {RECORDER} -- ' if RECORDER in program.files else ""
 
 
 def _resume_word(word: str) -> str:

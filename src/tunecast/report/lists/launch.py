@@ -8,10 +8,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tunecast.errors import printable
-from tunecast.launching.rendering import PREFLIGHT, PREFLIGHT_DATA, PREFLIGHT_LINKS, Rendering
+from tunecast.launching.rendering import (
+    PREFLIGHT,
+    PREFLIGHT_DATA,
+    PREFLIGHT_LINKS,
+    RECORDER,
+    RECORDER_SOURCES,
+    Rendering,
+)
 from tunecast.report.draw.columns import columns
 from tunecast.report.run.time import duration
 from tunecast.result import Result
+
+THE_SAME = (PREFLIGHT, PREFLIGHT_DATA, PREFLIGHT_LINKS, RECORDER, RECORDER_SOURCES)
+"""Files that are the same in every job, and long."""
 
 
 def rendering_text(rendering: Rendering) -> str:
@@ -25,7 +35,7 @@ def _rendering_lines(rendering: Rendering) -> Iterator[str]:
     yield from (printable(f"Note: {note}", 400) for note in rendering.notes)
     for name, text in rendering.files.items():
         lines = [printable(line) for line in text.rstrip("\n").split("\n")]
-        if name in (PREFLIGHT, PREFLIGHT_DATA, PREFLIGHT_LINKS):  # the same in every job, and long
+        if name in THE_SAME:
             lines = [lines[0].strip('"'), f"# {len(lines):,} lines, the same for every job: --out DIR writes them"]
         yield from ("", f"==> {name} <==", *lines)
     yield from ("", "Commands")

@@ -1,0 +1,33 @@
+"""What launched jobs measure of themselves: the line of one that runs, the record of one that is over."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tunecast.errors import TunecastError
+from tunecast.launching import ledger
+from tunecast.launching.rendering import RECORDED
+from tunecast.learn.intake import take_launched
+from tunecast.learn.journal import last_line
+
+OVER = ("done", "failed", "cancelled", "ended")
+
+
+def measured_notes(folder: Path, state: str) -> tuple[str, ...]:
+    """Of a launch whose folder is on this machine; nothing where it was not measured."""
+    place = folder / RECORDED
+    if not place.is_dir():
+        return ()
+    if state not in OVER:
+        told = last_line(place)
+        return () if told is None else (told,)
+    try:
+        taken = take_launched(place)
+    except TunecastError as error:
+        return (f"what was measured of it is not in the store: {error.message}",)
+    return tuple(f"measured; kept as run {record['id'][:8]}" for record in taken)
+
+
+def progress_of(name: str) -> str | None:
+    """The last line that compares a launch with its prediction."""
+    return last_line(ledger.entry_of(name).folder / RECORDED)

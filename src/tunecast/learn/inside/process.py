@@ -1,0 +1,215 @@
+"""One process of a training, from its first sight to its end: what it measures, and the journal of it."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import re
+import secrets
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from tunecast.learn.inside.export import export
+from tunecast.learn.inside.journal import SCHEMA, Journal, utc
+from tunecast.learn.inside.machine import card, host, place_of, software
+from tunecast.learn.inside.measure import Measures, process_began
+from tunecast.learn.inside.merge import merge
+from tunecast.learn.inside.nvml import load
+from tunecast.learn.inside.sampler import Sampler
+
+FOLDER = "TUNECAST_RUN"
+"""The folder of the run that this process is part of, where something outside watches it: every rank has its journal
+there."""
+STOP, STOP_AT, OOM = "stop", "stop_at", "oom.txt"
+"""In that folder: what outside asks for, the step at which all ranks do it, and the message of PyTorch's allocator."""
+LOOK_EVERY_S = 0.2
+AHEAD = 3
+"""Steps between a request to stop and the stop, of several ranks: each step they wait for each other, so that none is
+more than one ahead, and all have seen the number by then."""
+OUT_OF_MEMORY = re.compile(r"CUDA out of memory|CUDA error: out of memory|CUBLAS_STATUS_ALLOC_FAILED")
+MOST_MESSAGE = 2000
+THE_PROCESS = "_tunecast_process"
+"""An attribute of `sys`: a program may have these files twice, installed and beside the job."""
+
+
+class WatchedProcess:
+    """`finished` takes the record, where nothing outside does."""
+
+    def __init__(
+        self,
+        folder: str,
+        source: str,
+        *,
+        alone: bool,
+        described: dict[str, Any] | None = None,
+        finished: Callable[[dict[str, Any]], None] | None = None,
+    ) -> None:
+        self.folder, self.alone, self._number = folder, alone, os.getpid()
+        self.place = place_of()
+        self.began = process_began()
+        self.measures = Measures(self.began)
+        self.loss: tuple[int, Any] | None = None
+        self.stopped_at: int | None = None
+        self.over = False
+        self.state = "failed"
+        self._finished = finished
+        self._looked = 0.0
+        self._stop_at: int | None = None
+        self._head = head(source, self.began, described)
+        name = "run.jsonl" if alone else f"rank-{self.place['rank']}-{os.getpid()}.jsonl"
+        self._sampler = Sampler(load()[0] if alone else None, os.getpid())
+        self.journal = Journal(os.path.join(folder, name), self._line)
+        self.journal.begin({"event": "begin", "at": time.time(), **self.place, "record": self._described()})
+        atexit.register(self.end, None)
+        self._before = sys.excepthook
+        sys.excepthook = self._excepthook
+
+    def _described(self) -> dict[str, Any]:
+        hardware = {**self._head["hardware"], **host(), **card()}
+        hardware |= {"gpus": self.place["per_node"], "nodes": self.place["nodes"]}
+        return {**self._head, "hardware": hardware, "software": software()}
+
+    def _line(self) -> dict[str, Any] | None:
+        """Asked for by the journal's thread, which may wait for the card; the training does not."""
+        self.read_loss()
+        line = {"event": "steps", "at": time.time(), **self.measures.so_far()}
+        if self.alone:
+            self._sampler.sample(self.measures.phase)
+            line["outside"] = self._sampler.summary()
+        if self.measures.losses.values:
+            line["loss"] = self.measures.losses.values[-1]
+        return line
+
+    def read_loss(self) -> None:
+        """A loss on the card is read here, once a second, and not where the training says it."""
+        told, self.loss = self.loss, None
+        if told is not None:
+            with contextlib.suppress(Exception):
+                self.measures.losses.append([int(told[0]), float(told[1])])
+
+    def stops(self, step: int) -> bool:
+        """Whether the training is to save and end after this step. All ranks answer the same of a step."""
+        if self.alone or self.stopped_at is not None:
+            return self.stopped_at is not None
+        several = self.place["world"] > 1
+        if self._stop_at is None and several:
+            self._stop_at = number_in(os.path.join(self.folder, STOP_AT))
+        if self._stop_at is None and self.place["rank"] == 0 and self._is_asked():
+            self._stop_at = step + (AHEAD if several else 0)
+            if several:
+                write_whole(os.path.join(self.folder, STOP_AT), str(self._stop_at))
+        if self._stop_at is None or step < self._stop_at:
+            return False
+        self.stopped_at = step
+        self.journal.append({"event": "stop", "at": time.time(), "step": step})
+        return True
+
+    def _is_asked(self) -> bool:
+        now = time.monotonic()
+        if now - self._looked < LOOK_EVERY_S:
+            return False
+        self._looked = now
+        return os.path.exists(os.path.join(self.folder, STOP))
+
+    def trained(self) -> None:
+        """Training is over, the program perhaps not."""
+        self.state = "stopped" if self.stopped_at is not None else "done"
+        self.measures.enter("end")
+        self._export()
+        if self.alone:
+            self.end(self.state)
+
+    def _export(self) -> None:
+        if self.place["rank"] == 0:
+            export(self._merged(self.state))
+
+    def _merged(self, state: str) -> dict[str, Any]:
+        self.read_loss()
+        inside = {**self.place, **self.measures.so_far(), "losses": self.measures.losses.values}
+        return merge(self._described(), [inside], self._sampler.summary(), state, time.time())
+
+    def failed(self, error: BaseException | None) -> None:
+        """Of an exception its kind is kept, and of PyTorch's allocator its message, which holds sizes alone."""
+        name = "" if error is None else type(error).__name__
+        if name == "OutOfMemoryError" or (isinstance(error, RuntimeError) and OUT_OF_MEMORY.search(str(error))):
+            self.state = "oom"
+            message = OUT_OF_MEMORY.search(str(error))
+            if message is not None:
+                write_whole(os.path.join(self.folder, OOM), str(error)[message.start() :][:MOST_MESSAGE])
+        else:
+            self.state = "killed" if isinstance(error, KeyboardInterrupt) else "failed"
+        self.end(self.state)
+
+    def _excepthook(self, kind: type[BaseException], error: BaseException, trace: Any) -> None:
+        with contextlib.suppress(Exception):
+            self.failed(error)
+        self._before(kind, error, trace)
+
+    def end(self, state: str | None) -> None:
+        """Once; None: the program ends, and training ended as it did or not at all."""
+        if self.over or os.getpid() != self._number:
+            return
+        self.over = True
+        state = state or self.state
+        record = self._merged(state)
+        last = {"event": "end", "at": time.time(), "state": state, **self.place, **self.measures.so_far()}
+        self.journal.end({**last, "losses": self.measures.losses.values, "record": record})
+        if getattr(sys, THE_PROCESS, None) is self:
+            delattr(sys, THE_PROCESS)
+        if self._finished is not None:
+            self._finished(record)
+
+
+def head(source: str, began: float, described: dict[str, Any] | None = None) -> dict[str, Any]:
+    """A record of which nothing is measured yet."""
+    return {
+        "schema": SCHEMA,
+        "id": secrets.token_hex(16),
+        "source": source,
+        "state": "running",
+        "began": utc(began),
+        "ended": None,
+        "job": None,
+        "model_shape": None,
+        "hardware": {},
+        "software": {},
+        **dict.fromkeys(("memory", "time", "tokens", "utilization", "energy_j", "loss", "predicted", "note")),
+        **(described or {}),
+    }
+
+
+def the_process(make: Callable[[], WatchedProcess]) -> WatchedProcess:
+    """The one of this process; it is made where there is none, or the last one is over."""
+    found: WatchedProcess | None = getattr(sys, THE_PROCESS, None)
+    if found is None:
+        found = make()
+        setattr(sys, THE_PROCESS, found)
+    return found
+
+
+def watched_from_outside() -> WatchedProcess | None:
+    """By `tunecast watch`, or a launch: in its folder."""
+    folder = os.environ.get(FOLDER)
+    if not folder or not os.path.isdir(folder):
+        return None
+    return the_process(lambda: WatchedProcess(folder, "watch", alone=False))
+
+
+def number_in(path: str) -> int | None:
+    try:
+        with open(path, encoding="ascii") as file:
+            text = file.read(20)
+        return int(text) if text.isdecimal() else None
+    except (OSError, ValueError):
+        return None
+
+
+def write_whole(path: str, text: str) -> None:
+    """Nobody reads half of it."""
+    with contextlib.suppress(OSError):
+        with open(f"{path}.new", "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(f"{path}.new", path)

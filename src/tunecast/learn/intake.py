@@ -1,0 +1,134 @@
+"""From a journal to the store: what only this machine knows of a record is filled in, and each is taken once.
+
+$XDG_DATA_HOME/tunecast/running/PROCESS-…/     journals of runs that go on; one whose process is gone was killed
+$XDG_DATA_HOME/tunecast/host_key               by which `hardware.host` is made; it never leaves this machine
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import os
+import secrets
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from tunecast import __version__
+from tunecast.errors import NotResolved, TunecastError
+from tunecast.hardware.catalog import gpu as gpu_named
+from tunecast.job.readers.bounds import bounded_text
+from tunecast.learn.inside.merge import RUN
+from tunecast.learn.journal import record_of
+from tunecast.learn.runs_store.place import data_folder
+from tunecast.learn.runs_store.store import open_store
+
+RUNNING, KEY, TAKEN = "running", "host_key", "taken"
+MACHINE = ("/etc/machine-id", "/var/lib/dbus/machine-id")
+MOST_BYTES = 1 << 16
+
+
+def new_folder(environ: Mapping[str, str] = os.environ) -> str:
+    """Of a run that begins in this process; in the system's own folder where the user's cannot be written."""
+    with contextlib.suppress(OSError):
+        place = data_folder(environ) / RUNNING
+        place.mkdir(parents=True, exist_ok=True)
+        return tempfile.mkdtemp(prefix=f"{os.getpid()}-", dir=place)
+    return tempfile.mkdtemp(prefix="tunecast-")
+
+
+def complete(
+    record: Mapping[str, Any], environ: Mapping[str, str] = os.environ, *, here: bool = True
+) -> dict[str, Any]:
+    """With the card as the catalogue names it, this machine (`here`: it ran on it) and this release."""
+    hardware = dict(record.get("hardware") or {})
+    if hardware.get("device") is None:
+        hardware["gpus"] = None
+    elif hardware.get("gpu") is None:
+        with contextlib.suppress(TunecastError):
+            hardware["gpu"] = gpu_named(str(hardware["device"])).name
+    if here:
+        hardware["host"] = host_of(environ)
+    return {**record, "hardware": hardware, "tunecast": __version__}
+
+
+def host_of(environ: Mapping[str, str] = os.environ) -> str | None:
+    """12 hex digits that say nothing without the key."""
+    key = _key(data_folder(environ) / KEY)
+    if key is None:
+        return None
+    named = next((text for path in MACHINE if (text := _text(path))), None) or os.uname().nodename
+    return hmac.new(key.encode(), named.encode(), hashlib.sha256).hexdigest()[:12]
+
+
+def _key(path: Path) -> str | None:
+    if not path.exists():
+        with contextlib.suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            made = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            os.write(made, secrets.token_hex(32).encode())
+            os.close(made)
+    return _text(path)
+
+
+def _text(path: str | Path) -> str | None:
+    try:
+        return bounded_text(Path(path), MOST_BYTES).strip() or None
+    except NotResolved:
+        return None
+
+
+def add(record: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> None:
+    """To the store that `TUNECAST_STORE` names. Raises `TunecastError` where it takes none."""
+    with open_store(environ) as store:
+        store.add(record)
+
+
+def take(folder: Path, environ: Mapping[str, str] = os.environ, *, here: bool = True) -> dict[str, Any] | None:
+    """The record of a run that is over, added to the store; None where the folder holds no journal."""
+    try:
+        record = complete(record_of(folder), environ, here=here)
+    except NotResolved:
+        return None
+    add(record, environ)
+    return record
+
+
+def take_killed(environ: Mapping[str, str] = os.environ) -> Iterator[dict[str, Any]]:
+    """Runs of this machine whose process is gone and left its journal."""
+    try:
+        places = sorted((data_folder(environ) / RUNNING).iterdir())
+    except OSError:
+        return
+    for place in places:
+        process = place.name.partition("-")[0]
+        if not process.isdecimal() or os.path.exists(f"/proc/{process}") or _goes_on(place):
+            continue
+        record = take(place, environ)
+        shutil.rmtree(place, ignore_errors=True)
+        if record is not None:
+            yield record
+
+
+def _goes_on(place: Path) -> bool:
+    """Whether one of its ranks still runs, though what watched it does not."""
+    ranks = [path.stem.rpartition("-")[2] for path in place.glob("rank-*.jsonl")]
+    return any(each.isdecimal() and os.path.exists(f"/proc/{each}") for each in ranks)
+
+
+def take_launched(folder: Path, environ: Mapping[str, str] = os.environ, *, here: bool = True) -> list[dict[str, Any]]:
+    """Records of a launch that is over, those of its earlier starts too; each once."""
+    found = []
+    for journal in sorted(folder.glob(f"**/{RUN}")):
+        marker = journal.parent / TAKEN
+        if marker.exists():
+            continue
+        record = take(journal.parent, environ, here=here)
+        if record is not None:
+            found.append(record)
+            with contextlib.suppress(OSError):
+                marker.write_text(f"{record['id']}\n", encoding="ascii")
+    return found

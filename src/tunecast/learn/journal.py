@@ -1,0 +1,30 @@
+"""Records from journals: of a run that ended, one that goes on, and one that was killed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from tunecast.errors import NotResolved
+from tunecast.learn.inside.journal import lines
+from tunecast.learn.inside.merge import RUN, merged_folder
+
+
+def record_of(path: str | os.PathLike[str], *, ended: float | None = None) -> dict[str, Any]:
+    """Of a journal, or of the folder that one lies in. Without its last line the program was killed, and the record
+    says so; `ended`: when, where that is known better than by the journal's last line."""
+    place = Path(path)
+    folder, name = (place, RUN) if place.is_dir() else (place.parent, place.name)
+    found = merged_folder(str(folder), None, ended, name)
+    if found is None:
+        raise NotResolved(f"{place}: no journal of a run. To fix: name run.jsonl, or the folder it lies in")
+    return found
+
+
+def last_line(folder: Path) -> str | None:
+    """What was last said of a run: measured against predicted."""
+    found = None
+    for line in lines(str(folder / RUN)):
+        found = line.get("line") or found
+    return found
