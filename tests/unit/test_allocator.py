@@ -447,6 +447,7 @@ def test_the_model_does_what_torch_did(run: Recorded) -> None:
     settings = replace(
         settings_from_alloc_conf(run.conf),
         oldest_segment_first=takes_oldest_segment_first(run.torch),
+        arena_bytes=0,
         capacity_is_physical=run.physical,
     )
     allocator = CachingAllocator(settings, run.capacity_mib * MIB or None)

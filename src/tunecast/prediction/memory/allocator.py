@@ -23,6 +23,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable
 
 from tunecast.errors import UsageError, nearest
+from tunecast.prediction.memory.addresses import ARENA_BYTES, Addresses
 from tunecast.prediction.memory.expandable import ADDRESS_BITS, ADDRESS_MASK, ExpandableSegments, SegmentPool
 from tunecast.records import dataclass
 from tunecast.tape.program import FREE, SMALL_BYTES
@@ -67,6 +68,8 @@ class AllocatorSettings:
     """cudaDeviceProp.totalGlobalMem; sets how wide an expandable range is. The default is an H200's."""
     oldest_segment_first: bool = False
     """Which of two free blocks of one size is used; `takes_oldest_segment_first` says what a torch does."""
+    arena_bytes: int = ARENA_BYTES
+    """Where it is the one at the lower address: in what pieces the driver takes address space (`addresses.py`)."""
     capacity_is_physical: bool = False
     """False: a capacity binds as torch.cuda.set_per_process_memory_fraction does, by the segment size about to be
     asked for, and the garbage collector watches it. True: as the end of the card does, by the pages mapped. They
@@ -168,7 +171,7 @@ def _power2_divisions(text: str) -> tuple[int, ...]:
 def takes_oldest_segment_first(torch_version: str) -> bool:
     """Whether ties between free blocks of one size go to the segment made first (True) or last (False).
 
-    Up to torch 2.11 the lower address wins, and on an H200 cudaMalloc behaves as if it handed out descending ones.
+    Up to torch 2.11 the lower address wins (`addresses.py` says where segments lie).
     Since 2.13 the older segment wins, whatever its address (pytorch/pytorch#183591). 2.12 takes the block that was made
     first (#178362), a rule it has alone: it is answered as 2.13.
     """
@@ -228,7 +231,7 @@ class CachingAllocator:
         self._live: dict[int, Place] = {}
         self._segments: dict[int, int] = {}
         """Size of the segment that cudaMalloc put at an address."""
-        self._next_address = ADDRESS_MASK >> 1
+        self._addresses = Addresses(ascending=settings.oldest_segment_first, arena_bytes=settings.arena_bytes)
         self._collects = (
             capacity_bytes is not None
             and settings.garbage_collection_threshold > 0
@@ -387,12 +390,7 @@ class CachingAllocator:
             found = self._expandable.grow(pool, size)
             self.reserved_bytes = self._expandable.mapped_bytes
         else:
-            # Ties between free blocks of one size go to the lower address. Spare bytes keep segments from merging.
-            if self._settings.oldest_segment_first:
-                address = self._next_address
-                self._next_address += segment + MIN_BLOCK_BYTES
-            else:
-                address = self._next_address = self._next_address - segment - MIN_BLOCK_BYTES
+            address = self._addresses.take(segment)
             self._segments[address] = segment
             self.reserved_bytes += segment
             found = address, segment

@@ -86,8 +86,8 @@ def smallest_capacity_bytes(runs: Replays) -> int:
     if native.least is not None and played_at_once(settings):
         with suppress(OverflowError):  # sizes beyond its reach
             return native.least(
-                *in_c(rows), most_bytes, settings.oldest_segment_first, settings.large_segment_bytes,
-                card_bytes(settings), settings.capacity_is_physical,
+                *in_c(rows), most_bytes, settings.oldest_segment_first, settings.arena_bytes,
+                settings.large_segment_bytes, card_bytes(settings), settings.capacity_is_physical,
             )  # fmt: skip
     # By fraction, expandable segments may pass the capacity by less than a page (AllocatorSettings).
     slack = settings.large_segment_bytes if settings.expandable_segments else 0

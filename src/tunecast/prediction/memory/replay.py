@@ -242,8 +242,8 @@ def take(
     if native_run is not None and played_at_once(settings):
         with suppress(OverflowError):  # sizes beyond its reach
             given, courses, retries, refused, allocated, reserved, died, moments = native_run(
-                *in_c(rows), allocator.limit_bytes, settings.oldest_segment_first, settings.large_segment_bytes,
-                card_bytes(settings), allocator.physical_bytes,
+                *in_c(rows), allocator.limit_bytes, settings.oldest_segment_first, settings.arena_bytes,
+                settings.large_segment_bytes, card_bytes(settings), allocator.physical_bytes,
                 None if isinstance(rows, Program) else array("q", wanted or ()),
             )  # fmt: skip
             asked = [(memoryview(alive).cast("q"), memoryview(served).cast("q")) for alive, served in moments]

@@ -28,6 +28,7 @@
 typedef struct { int64_t address, size; int32_t before, after, pool; int8_t is_free; } Block; /* 0, FREE, HOLE */
 typedef struct { int64_t size, address; int32_t block; } Key;
 typedef struct { Key *keys; int64_t count, room; } Pool;
+typedef struct { int64_t start, length; } Span;
 
 typedef struct {
     Block *blocks; int32_t count, room, unused;   /* unused: a chain of blocks through `after` */
@@ -37,6 +38,8 @@ typedef struct {
     int64_t emptied;                              /* how often the cache was */
     int64_t device_total, physical;               /* of expandable segments: the card, and what can be mapped of it */
     int oldest_first, is_expandable;
+    int64_t arena;                                /* memory/addresses.py */
+    Span *spare; int64_t spare_count, spare_room; /* of arenas, by address */
 } Allocator;
 
 static int64_t place_of(const Pool *pool, int64_t size, int64_t address) {
@@ -279,6 +282,32 @@ static int empty_cache(Allocator *a) {
     return 0;
 }
 
+/* Addresses.take of segments that do not ascend. 0, or -1: no memory. */
+static int take_address(Allocator *a, int64_t segment, int64_t *address) {
+    int64_t place = 0, arena = a->arena ? a->arena : segment;
+    while (place < a->spare_count && a->spare[place].length < segment) place++;
+    Span span;
+    if (place < a->spare_count) {
+        span = a->spare[place];
+        memmove(&a->spare[place], &a->spare[place + 1], (size_t)(--a->spare_count - place) * sizeof(Span));
+    } else {
+        span.length = (segment + arena - 1) / arena * arena;
+        span.start = a->next_address = a->next_address - span.length;
+    }
+    *address = span.start;
+    if (span.length == segment) return 0;
+    if (a->spare_count == a->spare_room) {
+        int64_t room = a->spare_room ? 2 * a->spare_room : 64;
+        Span *spare = PyMem_Realloc(a->spare, (size_t)room * sizeof(Span));
+        if (!spare) return -1;
+        a->spare = spare; a->spare_room = room;
+    }
+    for (place = a->spare_count++; place > 0 && a->spare[place - 1].start > span.start; place--)
+        a->spare[place] = a->spare[place - 1];
+    a->spare[place] = (Span){span.start + segment, span.length - segment};
+    return 0;
+}
+
 /* A new segment as one block, or of an expandable one a block of the size at least; NONE: no room, or no memory (then a
    Python error is set). */
 static int32_t new_segment(Allocator *a, int32_t pool, int64_t segment, int64_t size) {
@@ -295,8 +324,8 @@ static int32_t new_segment(Allocator *a, int32_t pool, int64_t segment, int64_t 
     if (number == NONE) { PyErr_NoMemory(); return NONE; }
     int64_t address;
     if (a->next_address > FARTHEST || a->next_address < -FARTHEST) { PyErr_NoMemory(); return NONE; }
-    if (a->oldest_first) { address = a->next_address; a->next_address += segment + 512; }
-    else address = a->next_address = a->next_address - segment - 512;
+    if (a->oldest_first) { address = a->next_address; a->next_address += segment; }
+    else if (take_address(a, segment, &address)) { PyErr_NoMemory(); return NONE; }
     a->blocks[number] = (Block){address, segment, NONE, NONE, pool, 0};
     a->reserved += segment;
     if (a->reserved > a->peak_reserved) a->peak_reserved = a->reserved;
@@ -400,7 +429,7 @@ static int is_sound(Rows *r, int64_t *streams) {
 }
 
 /* Rows that were just read, and an allocator for them; 0: an error is set. `device_total` 0: no expandable segments. */
-static int open_rows(Rows *r, Allocator *a, int64_t bytes, int oldest_first, int64_t large_segment,
+static int open_rows(Rows *r, Allocator *a, int64_t bytes, int oldest_first, int64_t arena, int64_t large_segment,
                      int64_t device_total) {
     int64_t streams;
     r->block = r->blocks.buf; r->size = r->sizes.buf; r->step = r->plan.buf; r->pair = r->renames.buf;
@@ -408,12 +437,12 @@ static int open_rows(Rows *r, Allocator *a, int64_t bytes, int oldest_first, int
     r->value = r->table.len ? r->table.buf : NULL; r->values = r->table.len / 8;
     r->count = r->sizes.len / 8; r->stretches = r->plan.len / 32; r->pairs = r->renames.len / 16;
     if (bytes < -UNLIMITED || bytes > UNLIMITED || large_segment <= 0 || large_segment > MOST_BYTES
-        || device_total < 0 || device_total > MOST_BYTES) {
+        || device_total < 0 || device_total > MOST_BYTES || arena < 0 || arena > MOST_BYTES) {
         PyErr_SetString(PyExc_OverflowError, "no capacity");
         return 0;
     }
     if (!is_sound(r, &streams)) return 0;
-    a->oldest_first = oldest_first; a->large_segment = large_segment; a->names = r->names;
+    a->oldest_first = oldest_first; a->arena = arena; a->large_segment = large_segment; a->names = r->names;
     a->is_expandable = device_total > 0; a->device_total = device_total; a->physical = UNLIMITED;
     a->pool_count = (int32_t)(2 * streams);
     a->pools = PyMem_Calloc((size_t)a->pool_count, sizeof(Pool));
@@ -428,13 +457,14 @@ static void close_allocator(Allocator *a) {
     for (int32_t i = 0; a->pools && i < a->pool_count; i++) PyMem_Free(a->pools[i].keys);
     for (int32_t i = 0; a->holes && i < a->pool_count; i++) PyMem_Free(a->holes[i].keys);
     PyMem_Free(a->pools); PyMem_Free(a->holes); PyMem_Free(a->blocks); PyMem_Free(a->live);
+    PyMem_Free(a->spare);
 }
 
 /* Nothing is allocated; the room that was made stays. */
 static void begin(Allocator *a, int64_t limit) {
     for (int32_t i = 0; i < a->pool_count; i++) a->pools[i].count = a->holes[i].count = 0;
     for (int64_t i = 0; i < a->names; i++) a->live[i] = NONE;
-    a->count = 0; a->unused = NONE; a->limit = limit; a->refused = UNLIMITED;
+    a->count = 0; a->spare_count = 0; a->unused = NONE; a->limit = limit; a->refused = UNLIMITED;
     a->next_address = a->is_expandable ? FIRST_RANGE : INT64_MAX / 4;
     a->allocated = a->reserved = a->peak_allocated = a->peak_reserved = a->retries = a->emptied = 0;
 }
@@ -608,7 +638,7 @@ static int take_known(Allocator *a, const Rows *r, int64_t stretch, int64_t leng
     return 0;
 }
 
-/* run(*rows, limit, oldest_first, large_segment, device_total, physical, asked)
+/* run(*rows, limit, oldest_first, arena, large_segment, device_total, physical, asked)
    Returns (given, courses, retries, refused, allocated, reserved, died, moments): given and courses (allocated at its
    start, most allocated, most reserved, requests served) as bytes of int64; died None or (requested, segment,
    allocated, reserved). `asked` None: given is of all requests; else numbers of stretches in order, given is empty, and
@@ -620,17 +650,18 @@ static PyObject *run(PyObject *self, PyObject *args) {
     Round round = {0};
     Py_buffer asked = {0};
     PyObject *asked_object;
-    long long limit, large_segment, device_total, physical;
+    long long limit, arena, large_segment, device_total, physical;
     int oldest_first;
-    if (!PyArg_ParseTuple(args, "y*y*y*Ly*y*y*LpLLLO", &r.blocks, &r.sizes, &r.streams, &r.names, &r.plan, &r.renames,
-                          &r.table, &limit, &oldest_first, &large_segment, &device_total, &physical, &asked_object))
+    if (!PyArg_ParseTuple(args, "y*y*y*Ly*y*y*LpLLLLO", &r.blocks, &r.sizes, &r.streams, &r.names, &r.plan, &r.renames,
+                          &r.table, &limit, &oldest_first, &arena, &large_segment, &device_total, &physical,
+                          &asked_object))
         return NULL;
     PyObject *result = NULL, *died = NULL, *moments = NULL;
     int64_t *course = NULL, *held = NULL, renamed = 0, stretch = 0, next = 0, served = 0;
     int some = asked_object != Py_None;
     if (some && PyObject_GetBuffer(asked_object, &asked, PyBUF_SIMPLE)) goto done;
     if (some && !is_numbers(&asked)) { PyErr_SetString(PyExc_ValueError, "no numbers of stretches"); goto done; }
-    if (!open_rows(&r, &a, limit, oldest_first, large_segment, device_total)) goto done;
+    if (!open_rows(&r, &a, limit, oldest_first, arena, large_segment, device_total)) goto done;
     a.physical = physical;
     const int64_t *wanted = asked.buf;
     int64_t wanted_count = some ? asked.len / 8 : 0, most = 0;
@@ -768,21 +799,22 @@ static int64_t live_peak(const Rows *r, int64_t *held) {
 #define ENDS 64
 #define STEP (2 * MIB)
 
-/* least(*rows, most, oldest_first, large_segment, device_total, is_physical) -> bytes; most: what is reserved without a
-   limit. A capacity of expandable segments changes the run before it binds: each is tried, and the most may not do. */
+/* least(*rows, most, oldest_first, arena, large_segment, device_total, is_physical) -> bytes; most: what is reserved
+   without a limit. A capacity of expandable segments changes the run before it binds: each is tried, and the most may
+   not do. */
 static PyObject *least(PyObject *self, PyObject *args) {
     Rows r = {0};
     Allocator a = {0};
     Round round = {0};
     Ended ends[ENDS];
-    long long most, large_segment, device_total;
+    long long most, arena, large_segment, device_total;
     int oldest_first, is_physical;
-    if (!PyArg_ParseTuple(args, "y*y*y*Ly*y*y*LpLLp", &r.blocks, &r.sizes, &r.streams, &r.names, &r.plan, &r.renames,
-                          &r.table, &most, &oldest_first, &large_segment, &device_total, &is_physical))
+    if (!PyArg_ParseTuple(args, "y*y*y*Ly*y*y*LpLLLp", &r.blocks, &r.sizes, &r.streams, &r.names, &r.plan, &r.renames,
+                          &r.table, &most, &oldest_first, &arena, &large_segment, &device_total, &is_physical))
         return NULL;
     PyObject *result = NULL;
     int64_t *held = NULL, known = 0;
-    if (!open_rows(&r, &a, most, oldest_first, large_segment, device_total)) goto done;
+    if (!open_rows(&r, &a, most, oldest_first, arena, large_segment, device_total)) goto done;
     held = PyMem_Calloc((size_t)r.names + 1, sizeof(int64_t));
     if (!held) { PyErr_NoMemory(); goto done; }
     int64_t alive = live_peak(&r, held);
