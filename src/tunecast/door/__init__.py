@@ -21,6 +21,7 @@ launch_many.py   Several jobs launched together: each gets its machine, the engi
 launched.py      What was launched from this machine: how it stands, what it printed, and its end
 launchers.py     What stands before the script on a command line: `python`, `torchrun`, `accelerate launch`, or
                  nothing
+learned.py       What was learned from measured runs: shown, compared with the shipped prediction, and taken back
 offers.py        What machines with GPUs cost, and whether one is free
 placing.py       Which machine each of several jobs gets: by plan, each its cheapest, or of machines that they share;
                  and what that saves against one kind of machine for all of them
@@ -30,8 +31,8 @@ programs.py      Programs that an environment installs: `trl sft`, `llamafactory
                  entry point
 read.py          A job from what describes it: a file, a model's name, a mapping, another job; with other values where
                  asked for
-runs.py          Measured runs: listed, shown, taken in, given away, forgotten
 recorded.py      What launched jobs measure of themselves: the line of one that runs, the record of one that is over
+runs.py          Measured runs: listed, shown, taken in, given away, forgotten
 script_fit.py    The smallest changes to a script's own arguments after which it fits its card, each verified by
                  tracing it again
 script_plan.py   Which machines to rent for a script that was traced, how long it takes there and what it costs in all
