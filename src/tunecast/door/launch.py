@@ -28,7 +28,8 @@ from tunecast.launching.offers import PlannedMachines, planned_machines, with_of
 from tunecast.launching.preflight.expected import preflight_s, with_preflight
 from tunecast.launching.programs import as_framework, program_of, program_of_file
 from tunecast.launching.programs.accelerate import start_share
-from tunecast.launching.rendering import Order, Rendering, TrainingProgram
+from tunecast.launching.programs.own_folder import left_out_note, own_folder
+from tunecast.launching.rendering import OUTPUT, Order, Rendering, TrainingProgram
 from tunecast.learn.shipping import with_price, with_recorder
 from tunecast.market.offer import SPOT
 from tunecast.planning.choice import Choice, Plan
@@ -154,14 +155,15 @@ def prepare(
     rehearsed = cpu if cpu is not None else engine.name == "local" and not dry_run and not has_cards()
     if own is not None:
         changes = dotted(overrides)
-        require_here(engine, extra)
+        require_no_extra(extra)
         order = order_of(
             job,
-            lambda: program_of_file(own, job, changes, bool(cpu)),
+            lambda: program_of_file(own, job, changes, bool(cpu), elsewhere=engine.elsewhere),
             cpu=bool(cpu),
             preflight=preflight,
             record=record,
         )
+        notes = own_notes(own, job, order.program) if engine.elsewhere else ()
         rehearsed = False
     else:
         further = extra or {}
@@ -263,11 +265,19 @@ def own_file(source: Source | Plan | Choice) -> Path | None:
     return path if find_recipe(path) is not None else None
 
 
-def require_here(engine: Engine, extra: Mapping[str, object] | None) -> None:
-    if engine.elsewhere:
-        raise UsageError(
-            "a training file of your own is started where it lies: --on local or slurm, or copy it there", field="on"
-        )
+def own_notes(file: Path, job: Job, program: TrainingProgram) -> tuple[str, ...]:
+    """What is said of a file that goes to another machine with its folder."""
+    left_out = own_folder(file, job).left_out
+    kept = f"results go to {OUTPUT} there, beside the copy"
+    if f"../{OUTPUT}" not in " ".join(program.command):
+        kept = f"a script writes where it wants: what it writes to ../{OUTPUT} is kept"
+    return (
+        f"the folder of {file.name} is copied: {len(program.carried)} files; {kept}",
+        *((left_out_note(left_out),) if left_out else ()),
+    )
+
+
+def require_no_extra(extra: Mapping[str, object] | None) -> None:
     if extra:
         raise UsageError("--with: your own file has settings of its own. To fix: write it there", field="extra")
 

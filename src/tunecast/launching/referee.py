@@ -56,7 +56,11 @@ class Disagreement(NamedTuple):
 def require_same(job: Job, framework: str, files: Mapping[str, str], *, all_of_it: bool = True) -> None:
     """Raises `Unsupported` with every field that the files say otherwise, or not at all; and, where `all_of_it`, with
     keys that no field tells."""
-    found = differences(job, read_back(job, files, all_of_it=all_of_it).job)
+    require_equal(job, framework, read_back(job, files, all_of_it=all_of_it).job, all_of_it=all_of_it)
+
+
+def require_equal(job: Job, framework: str, read: Job, *, all_of_it: bool = False) -> None:
+    found = differences(job, read)
     if found:
         told, other = "; ".join(map(str, found)), ", or launch your own training file" if all_of_it else ""
         raise Unsupported(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -101,9 +102,12 @@ def shell_script(
     folder: str = "",
     before: Sequence[Command] = (),
 ) -> str:
-    """Run from anywhere, it works in `folder`, or in its own; its process becomes the training's, so that signals reach
-    it. `before`: what has to be done first."""
+    """Run from anywhere, it works in `folder`, which may be one beside it, or in its own; its process becomes the
+    training's, so that signals reach it. `before`: what has to be done first."""
     lines = ["#!/usr/bin/env bash", *(f"# {comment(line)}" for line in heading), "set -euo pipefail"]
-    lines.append(f"cd {shlex.quote(folder)}" if folder else 'cd "$(dirname "${BASH_SOURCE[0]}")"')
+    if not os.path.isabs(folder):
+        lines.append('cd "$(dirname "${BASH_SOURCE[0]}")"')
+    if folder:
+        lines.append(f"cd {shlex.quote(folder)}")
     lines += [f"export {name}={shell_word(value)}" for name, value in environment.items()]
     return "\n".join([*lines, *map(shell_words, before), f'exec {shell_words(command)} "$@"', ""])

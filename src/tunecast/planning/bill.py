@@ -42,7 +42,7 @@ class Terms:
     chooses_saves: bool = True
     """Whether the steps between two checkpoints of a spot machine may be chosen: the job does not say them."""
     launcher_share: float = 0.0
-    """Of the start of the training's own Python, what starts it takes before, where that is decided (`tunecast launch`)."""
+    """Of the start of the training's own Python, what its launcher takes before, where that is decided: `launch`."""
 
 
 ONCE = ("provisioning", "image", "download", "preparation")

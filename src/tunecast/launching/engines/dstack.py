@@ -13,6 +13,7 @@ from math import ceil
 from typing import Any
 
 from tunecast.errors import NotResolved, UsageError
+from tunecast.hardware.catalog import gpu
 from tunecast.launching.engines.commands import output_of, submit_or_find
 from tunecast.launching.engines.names import DSTACK_BACKENDS, DSTACK_CARDS, FORM_FACTORS
 from tunecast.launching.engines.start import INSTALLATION_S, NOTHING, letter_first, start_text
@@ -97,9 +98,10 @@ def task_values(order: Order, options: Mapping[str, str]) -> dict[str, object]:
 
 def _resources(order: Order) -> dict[str, object]:
     hardware = order.job.hardware
-    if hardware.gpu not in DSTACK_CARDS:
+    card = gpu(hardware.gpu).name
+    if card not in DSTACK_CARDS:
         raise UsageError(f"--on dstack: no name of dstack's is known for {hardware.gpu}", field="on")
-    name, memory_gb = DSTACK_CARDS[hardware.gpu]
+    name, memory_gb = DSTACK_CARDS[card]
     disk_gb = SYSTEM_DISK_GB + ceil((order.disk_bytes or 0) / GB)
     return {
         "gpu": {"name": [name], "memory": f"{memory_gb}GB", "count": hardware.gpus},
@@ -136,7 +138,7 @@ def _usd(given: str) -> float:
 def _notes(order: Order, options: Mapping[str, str]) -> Iterator[str]:
     if not _volume(options):
         yield "checkpoints and the result are lost with the machine. To fix: --option volume=NAME"
-    if DSTACK_CARDS.get(order.job.hardware.gpu) in FORM_FACTORS:
+    if DSTACK_CARDS.get(gpu(order.job.hardware.gpu).name) in FORM_FACTORS:
         yield f"dstack has one name for all form factors of a card: it may bring another than {order.job.hardware.gpu}"
     if order.limit_s is None and "max_duration" not in options:
         yield "no time limit: how long it takes is not predicted. To fix: --option max_duration=6h"

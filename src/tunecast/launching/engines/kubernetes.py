@@ -22,20 +22,22 @@ from tunecast.job.readers.json import parsed
 from tunecast.launching.engines.commands import output_of
 from tunecast.launching.ledger import LedgerEntry
 from tunecast.launching.programs import files_of
+from tunecast.launching.programs.own_folder import OWN
 from tunecast.launching.rendering import OUTPUT, RESUME, Command, Order
 from tunecast.launching.texts import scalar, yaml_text
 from tunecast.units import MIB
 
 ELSEWHERE = True
 OPTIONS = (
-    *("image", "queue", "namespace", "runtime", "claim", "data_claim", "model_claim", "secret", "node_selector"),
-    "restarts",
+    *("image", "queue", "namespace", "runtime", "claim", "data_claim", "model_claim", "own_claim"),
+    *("secret", "node_selector", "restarts"),
 )
 """image          that Containerfile builds
 queue          Kueue's LocalQueue
 runtime        a ClusterTrainingRuntime of the cluster, in the place of the one rendered here
 claim          the PersistentVolumeClaim that checkpoints go to
 data_claim, model_claim    those with the data and with a model that is no Hub id
+own_claim      that with the folder of a training file of your own
 secret         the Secret whose HF_TOKEN a download needs
 node_selector  LABEL=VALUE
 restarts       after a failure, from the last checkpoint on"""
@@ -72,14 +74,23 @@ def name_of(name: str) -> str:
 
 def require_claims(order: Order, options: Mapping[str, str]) -> None:
     """A cluster does not see the files of this machine."""
-    for path, here in order.program.carried.items():
-        folder = path.partition("/")[0]
+    for folder, files in carried_by_folder(order).items():
+        here = next(iter(files.values())) if folder != OWN else "the folder of your file"
         if f"{folder}_claim" not in options:
             raise UsageError(
                 f"--on kubernetes: {here} is not in the cluster. To fix: copy it into a PersistentVolumeClaim, "
                 f"and name that: --option {folder}_claim=NAME",
                 field="option",
             )
+
+
+def carried_by_folder(order: Order) -> dict[str, dict[str, str]]:
+    """What lies here, by its name in `own`, `data` or `model`."""
+    found: dict[str, dict[str, str]] = {}
+    for path, here in order.program.carried.items():
+        folder, _, file = path.partition("/")
+        found.setdefault(folder, {})[file] = here
+    return found
 
 
 def notes(order: Order, options: Mapping[str, str]) -> Iterator[str]:
@@ -91,9 +102,9 @@ def notes(order: Order, options: Mapping[str, str]) -> Iterator[str]:
         yield "any card: a cluster has its own names for cards. To fix: --option node_selector=LABEL=VALUE"
     if order.limit_s is None:
         yield "no time limit: how long it takes is not predicted"
-    for path in order.program.carried:
-        folder, _, file = path.partition("/")
-        yield f"{file} is looked for in the claim {options[f'{folder}_claim']}"
+    for folder, files in carried_by_folder(order).items():
+        what = "the folder of your file" if folder == OWN else ", ".join(files)
+        yield f"{what} is looked for in the claim {options[f'{folder}_claim']}"
     if "runtime" in options and int(options.get("restarts", "0")):
         yield "restarts are the runtime's own: the one that was named says how often"
 
@@ -124,7 +135,7 @@ def volumes(name: str, options: Mapping[str, str]) -> list[tuple[str, str, dict[
         ("shared-memory", "/dev/shm", {"emptyDir": {"medium": "Memory"}}),
         ("job", FOLDER, claim_of(options["claim"]) if "claim" in options else {"emptyDir": {}}),
     ]
-    for kind in ("data", "model"):
+    for kind in ("data", "model", OWN):
         if f"{kind}_claim" in options:
             found.append((kind, f"{FOLDER}/{kind}", claim_of(options[f"{kind}_claim"])))
     return found

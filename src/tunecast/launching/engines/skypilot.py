@@ -14,6 +14,7 @@ from math import ceil
 from typing import Any
 
 from tunecast.errors import NotResolved, UsageError
+from tunecast.hardware.catalog import gpu
 from tunecast.launching.engines.commands import output_of, submit_or_find
 from tunecast.launching.engines.names import (
     SEVERAL_CARDS,
@@ -252,7 +253,7 @@ def _any_cloud(order: Order, options: Mapping[str, str]) -> Iterator[dict[str, o
     """The card alone: SkyPilot chooses the cloud. Where a name means several cards, or some clouds cannot do what the
     job needs (its optimizer does not ask for that), those are named that will do."""
     hardware = order.job.hardware
-    names = SKYPILOT_CARDS.get(hardware.gpu)
+    names = SKYPILOT_CARDS.get(gpu(hardware.gpu).name)
     if names is None:
         raise UsageError(f"--on skypilot: no name of SkyPilot's is known for {hardware.gpu}", field="on")
     host = {

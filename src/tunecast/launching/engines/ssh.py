@@ -25,15 +25,17 @@ SSH, COPY = ("ssh", "-o", "BatchMode=yes"), ("scp", "-q", "-r", "-o", "BatchMode
 def render(
     order: Order, options: Mapping[str, str], host: str
 ) -> tuple[Mapping[str, str], tuple[Command, ...], tuple[str, ...]]:
-    there, carried = folder_of(order.name), order.program.carried
-    folders = sorted({there, *(f"{there}/{path.rpartition('/')[0]}" for path in carried)})
+    there, by_folder = folder_of(order.name), dict[str, list[str]]()
+    for place, here in order.program.carried.items():
+        by_folder.setdefault(f"{there}/{place.rpartition('/')[0]}", []).append(here)
+    folders = sorted({there, *by_folder})
     path = f'export PATH={shlex.quote(options["venv"] + "/bin")}:"$PATH" && ' if "venv" in options else ""
     run = f"cd {there} && {path}exec setsid bash -c {shlex.quote(START_IN_TURN if order.in_turn else START)}"
     start = f"{{ {run}; }} </dev/null >/dev/null 2>&1 &"  # nothing of it holds on to the connection
     commands: tuple[Command, ...] = (
         (*SSH, host, f"mkdir -p {' '.join(folders)}"),
         (*COPY, *files_of(order.program, order.job), f"{host}:{there}/"),
-        *((*COPY, here, f"{host}:{there}/{path.rpartition('/')[0]}/") for path, here in carried.items()),
+        *((*COPY, *files, f"{host}:{folder}/") for folder, files in by_folder.items()),
         (*SSH, host, start),
     )
     nodes = order.job.hardware.nodes

@@ -1,19 +1,22 @@
 """Training programs of other people, with a job's settings in their own words.
 
-accelerate.py     accelerate's YAML for `accelerate launch --config_file`: processes, and how they share the model
-axolotl.py        Axolotl: `accelerate launch -m axolotl.cli.train axolotl.yaml`
-columns.py        Which columns of the training data hold what: frameworks that want to be told are told what the
-                  first row shows
-llama_factory.py  LLaMA-Factory: `llamafactory-cli train train.yaml`, with its data described in dataset_info.json
-own.py            The file somebody trains with, as it is: other values go on the command line, in the words of its
-                  framework
-settings.py       What every framework is told the same way: where model and data lie, what the job says of a number
-                  of cards
-trainer.py        Keys of transformers' TrainingArguments that say a job's fields: what TRL and LLaMA-Factory are told
-                  alike
-torchtune.py      torchtune: `tune run lora_finetune_single_device --config torchtune.yaml`
+accelerate.py        accelerate's YAML for `accelerate launch --config_file`: processes, and how they share the model
+axolotl.py           Axolotl: `accelerate launch -m axolotl.cli.train axolotl.yaml`
+columns.py           Which columns of the training data hold what: frameworks that want to be told are told what the
+                     first row shows
+llama_factory.py     LLaMA-Factory: `llamafactory-cli train train.yaml`, with its data described in dataset_info.json
+own.py               The file somebody trains with, as it is: other values go on the command line, in the words of its
+                     framework
+own_folder.py        What of the folder of somebody's own training file goes along to a machine that does not see it,
+                     and what stays here
+settings.py          What every framework is told the same way: where model and data lie, what the job says of a
+                     number of cards
+torchtune.py         torchtune: `tune run lora_finetune_single_device --config torchtune.yaml`
 torchtune_models.py  What torchtune is told of a model: its builder, the files of its weights, its tokenizer
-trl.py            TRL's own scripts, started by accelerate: `accelerate launch -m trl.scripts.sft --config sft.yaml`
+trainer.py           Keys of transformers' TrainingArguments that say a job's fields: what TRL and LLaMA-Factory are
+                     told alike
+trl.py               TRL's own scripts, started by accelerate: `accelerate launch -m trl.scripts.sft --config
+                     sft.yaml`
 """
 
 from __future__ import annotations
@@ -28,13 +31,14 @@ from tunecast.job.job import Job, all_knobs
 from tunecast.job.knob import shown
 from tunecast.job.mapping import job_from_flat
 from tunecast.job.model import resolve_model
-from tunecast.job.recipes import find_recipe
+from tunecast.job.readers import read_job
+from tunecast.job.recipes import SCRIPTS, find_recipe
 from tunecast.job.stacks import DEFAULT_STACK, SFT_STACK, stack_of, stacks_where
 from tunecast.launching.pins import container_text, requirements_text
 from tunecast.launching.programs.accelerate import START_SHARE, zero_defaults
 from tunecast.launching.programs.own import own_program
 from tunecast.launching.programs.settings import machines_of, places_of
-from tunecast.launching.referee import differences, read_back, require_same
+from tunecast.launching.referee import differences, read_back, require_equal, require_same
 from tunecast.launching.rendering import (
     CHECKPOINT,
     CONTAINER,
@@ -123,15 +127,20 @@ def program_of(
     return found
 
 
-def program_of_file(path: Path, job: Job, changes: Mapping[str, object], cpu: bool) -> TrainingProgram:
+def program_of_file(
+    path: Path, job: Job, changes: Mapping[str, object], cpu: bool, *, elsewhere: bool = False
+) -> TrainingProgram:
     """The training of somebody's own file, which stays as it is, with other values on its command line."""
     recipe = find_recipe(path)
     if recipe is None or cpu:
         what = "files of your own are started on cards" if cpu else f"{path}: no training that is known here"
         raise Unsupported(f"{what}. To fix: without --cpu" if cpu else what, field="source")
     program = own_program(path, recipe, job, changes)
-    require_same(job, program.framework, {SCRIPT: script_of(program, job)}, all_of_it=False)
-    return program
+    if path.suffix.lower() in SCRIPTS:  # one that starts another is not read through
+        require_equal(job, program.framework, read_job(str(path), {"hardware.gpu": job.hardware.gpu}))
+    else:
+        require_same(job, program.framework, {SCRIPT: script_of(program, job)}, all_of_it=False)
+    return own_program(path, recipe, job, changes, elsewhere=True) if elsewhere else program
 
 
 def script_of(program: TrainingProgram, job: Job) -> str:

@@ -35,6 +35,7 @@ from tunecast.launching.texts import yaml_text
 
 NAME = "axolotl"
 TRAINING = "axolotl.yaml"
+RESUMES = (f"--resume_from_checkpoint={CHECKPOINT}",)
 TWO_STEPS = ("--max_steps=2", f"--output_dir={FIRST_STEPS}")
 """It saves after the last one: another `save_strategy` beside the file's `save_steps` is refused
 (axolotl/utils/schemas/validation.py, `check_saves`)."""
@@ -87,7 +88,7 @@ def program(job: Job, machines: Machines, places: Places, extra: Mapping[str, ob
         unpinned_of(job),
         places.placeholders,
         places.carried,
-        resumes=(f"--resume_from_checkpoint={CHECKPOINT}",),
+        resumes=RESUMES,
         columns=(tuple(columns_of(job.data.path).names.values()),),
         first_steps=TWO_STEPS,
     )

@@ -36,6 +36,7 @@ from tunecast.launching.texts import yaml_text
 
 NAME = "llama-factory"
 CONFIG, DATA_SETS, DATA_SET = "train.yaml", "dataset_info.json", "train"
+RESUMES = (f"resume_from_checkpoint={CHECKPOINT}",)
 TWO_STEPS = ("max_steps=2", 'save_strategy="no"', 'eval_strategy="no"', f"output_dir={FIRST_STEPS}")
 """Quoted: YAML 1.1, which OmegaConf reads words as, takes `no` for a truth value."""
 STAGES = {task: stage for stage, task in TASKS.items() if task != "ppo"}
@@ -80,7 +81,7 @@ def program(job: Job, machines: Machines, places: Places, extra: Mapping[str, ob
         unpinned_of(job),
         places.placeholders,
         places.carried,
-        resumes=(f"resume_from_checkpoint={CHECKPOINT}",),
+        resumes=RESUMES,
         columns=(tuple(columns_of(job.data.path).names.values()),),
         first_steps=TWO_STEPS,
     )

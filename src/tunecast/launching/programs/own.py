@@ -6,7 +6,8 @@
     torchtune       tune run … RECIPE --config FILE key=value             (torchtune/config/_parse.py)
     scripts         bash run.sh, python train.py, torchrun train.py: they take no other values
 
-It is started in its own folder, where what it names lies.
+It is started in its own folder, where what it names lies; on a machine that does not see that, in a copy of it
+(own_folder.py), and writes beside it what engines keep.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from tunecast.job.shardings import sharding_of
 from tunecast.launching.pins import releases_of, unpinned_of
 from tunecast.launching.programs import axolotl, llama_factory, torchtune, trl
 from tunecast.launching.programs.accelerate import PRECISIONS, deepspeed_section, fsdp_section
+from tunecast.launching.programs.own_folder import OWN, own_folder
 from tunecast.launching.programs.settings import (
     MASTER_ADDR,
     MASTER_PORT,
@@ -33,15 +35,19 @@ from tunecast.launching.programs.settings import (
     machines_of,
     torchrun_words,
 )
-from tunecast.launching.rendering import Command, TrainingProgram
+from tunecast.launching.rendering import CHECKPOINT, OUTPUT, Command, TrainingProgram
 from tunecast.launching.texts import scalar
+from tunecast.records import replace
 
 AROUND = ("hardware.", "parallel.data")
 """What the command around a training may say in the place of its file; what it cannot is found when it is read back."""
 
 
-def own_program(path: Path, recipe: Recipe, job: Job, changes: Mapping[str, object]) -> TrainingProgram:
-    """`changes`: fields of the job that the file says otherwise. Raises `Unsupported` where it cannot be told them."""
+def own_program(
+    path: Path, recipe: Recipe, job: Job, changes: Mapping[str, object], *, elsewhere: bool = False
+) -> TrainingProgram:
+    """`changes`: fields of the job that the file says otherwise. Raises `Unsupported` where it cannot be told them.
+    `elsewhere`: on a machine that does not see the files of this one."""
     whole = path.absolute()
     settings = {name: value for name, value in changes.items() if not name.startswith(AROUND)}
     kind = "script" if whole.suffix.lower() in (*SCRIPTS, ".py") else recipe.framework
@@ -53,15 +59,31 @@ def own_program(path: Path, recipe: Recipe, job: Job, changes: Mapping[str, obje
     if words is None or (settings and kind == "script"):
         told = ", ".join(settings)
         raise Unsupported(f"{path}: {recipe.framework} is not told {told} on its command line. To fix: edit the file")
-    return TrainingProgram(
+    words = words or {}
+    environment = {
+        **environment_of(job),
+        **(llama_factory.cards(job, machines_of(job)) if kind == llama_factory.NAME else {}),
+    }
+    here = TrainingProgram(
         recipe.framework,
         STARTS[kind](str(whole), job, words, recipe),
         {},
-        {**environment_of(job), **(llama_factory.cards(job, machines_of(job)) if kind == llama_factory.NAME else {})},
+        environment,
         releases_of(job),
         unpinned_of(job),
         folder=str(whole.parent),
         first_steps=TWO_STEPS.get(kind, ()),
+    )
+    if not elsewhere:
+        return here
+    if kind != "script":
+        words = {**words, "output_dir": f"../{OUTPUT}"}
+    return replace(
+        here,
+        command=STARTS[kind](whole.name, job, words, recipe),
+        carried=own_folder(whole, job).carried,
+        folder=OWN,
+        resumes=tuple(word.replace(CHECKPOINT, f"../{CHECKPOINT}") for word in RESUMES.get(kind, ())),
     )
 
 
@@ -133,9 +155,17 @@ TWO_STEPS: Mapping[str, Command] = {
 }
 
 
+RESUMES: Mapping[str, Command] = {
+    "trl": trl.RESUMES,
+    "axolotl": axolotl.RESUMES,
+    "llama-factory": llama_factory.RESUMES,
+}
+"""torchtune goes on from files that its own configuration names."""
+
+
 def _says_sharing(path: str, recipe: Recipe) -> bool:
     place = recipe.places.get("parallel.data")
-    return place is not None and os.path.abspath(place.file) == path
+    return place is not None and os.path.basename(place.file) == os.path.basename(path)
 
 
 def _values(value: object) -> list[str]:

@@ -26,6 +26,7 @@ from tunecast.launching.texts import yaml_text
 NAME = "trl"
 TASKS = ("sft", "dpo", "kto", "reward")
 """Those whose scripts train with data alone: others want a reward, which is a program."""
+RESUMES = ("--resume_from_checkpoint", CHECKPOINT)
 TWO_STEPS = ("--max_steps", "2", "--save_strategy", "no", "--eval_strategy", "no", "--output_dir", FIRST_STEPS)
 COLUMNS: dict[str, tuple[tuple[str, ...], ...]] = {
     "sft": (*((name,) for name in CHATS[:2]), ("prompt", "completion"), ("text",), ("input_ids",)),
@@ -58,7 +59,7 @@ def program(job: Job, machines: Machines, places: Places, extra: Mapping[str, ob
         unpinned_of(job),
         places.placeholders,
         places.carried,
-        resumes=("--resume_from_checkpoint", CHECKPOINT),
+        resumes=RESUMES,
         columns=COLUMNS.get(job.task, ()),
         first_steps=TWO_STEPS,
     )

@@ -163,8 +163,8 @@ def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: 
 
 
 def clean_up(job: Job, machine: Machine) -> None:
-    """torchtune/training/memory.py, `cleanup_before_training`: recipes/*_distributed.py call it before they train, those
-    for one card do not (0.1.1, 0.3.0 to 0.6.1), so that what quantizing held while loading stays reserved."""
+    """torchtune/training/memory.py, `cleanup_before_training`: recipes/*_distributed.py call it before they train,
+    those for one card do not (0.1.1, 0.3.0 to 0.6.1), so that what quantizing held while loading stays reserved."""
     if ranks_of(job) > 1:
         machine.empty_cache()
 
