@@ -36,14 +36,15 @@ PUBLIC = {
     "Unsupported", "UsageError", "__version__", "cancel", "compare", "data", "jobs", "launch", "logs", "Launched",
     "LaunchedJobs", "LaunchedTogether", "RenderedTogether", "Rendering",
     "explain_oom", "fit", "gpus", "largest", "models", "nodes", "offers", "plan", "predict",
-    "read", "read_jobs", "recipe", "trace", "MeasuredRun", "Runs", "runs",
+    "read", "read_jobs", "recipe", "trace", "MeasuredRun", "StoredRuns", "runs",
 }  # fmt: skip
 SCHEMAS = {
     tunecast.Prediction: "tunecast.prediction/1", tunecast.Plan: "tunecast.plan/1", tunecast.Fit: "tunecast.fit/1",
     tunecast.Comparison: "tunecast.compare/1", tunecast.Largest: "tunecast.largest/1",
     tunecast.OomExplanation: "tunecast.oom/1", tunecast.Offers: "tunecast.offers/1",
     tunecast.TrainingData: "tunecast.data/1", tunecast.Rendering: "tunecast.launch/1",
-    tunecast.MeasuredRun: "tunecast.run/1", tunecast.Launched: "tunecast.launched/1", tunecast.LaunchedJobs: "tunecast.jobs/1",
+    tunecast.MeasuredRun: "tunecast.run/1",
+    tunecast.Launched: "tunecast.launched/1", tunecast.LaunchedJobs: "tunecast.jobs/1",
     tunecast.RenderedTogether: "tunecast.launch-many/1", tunecast.LaunchedTogether: "tunecast.launched-many/1",
 }  # fmt: skip
 

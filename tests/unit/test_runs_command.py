@@ -15,7 +15,7 @@ from tunecast.door import runs as door
 from tunecast.errors import NotResolved
 from tunecast.learn.runs_store.store import open_store
 from tunecast.report.draw.text import Terminal
-from tunecast.report.lists.run_plot import MEMORY, axis_of, plot_text, points
+from tunecast.report.runs.plot import MEMORY, axis_of, plot_text, points
 
 
 def record(number: int, **changes: Any) -> dict[str, Any]:
