@@ -18,8 +18,8 @@ from tunecast.job.names import METHODS
 from tunecast.job.writer import write_file
 from tunecast.learn.record import STATES
 from tunecast.learn.runs_store.rows import RunFilters, filters_from, now_text
-from tunecast.report.lists.run_plot import runs_page, with_plot
-from tunecast.report.lists.runs import imported_text, published_text, run_text, runs_text
+from tunecast.report.runs.plot import runs_page, with_plot
+from tunecast.report.runs.text import imported_text, published_text, run_text, runs_text
 
 USAGE = "tunecast runs [list] | show ID | export | import FILE | publish | prune --keep 365d   [options]"
 DESCRIPTION = """\

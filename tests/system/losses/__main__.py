@@ -4,8 +4,8 @@
     ./dev system losses --out FILE                  also write the result, dated (committed: results/losses.json)
 
 On SQLite and on a PostgreSQL of its own, writers that add runs are killed by SIGKILL at random moments, and others take
-their place; every hundredth kill, and at the end, all that is stored is read and compared with what was written. Then:
-a disk that is full (a small file system), a server that crashes and comes back, and a server whose disk is full.
+their place; all the while some of what is stored is read, at the end all of it, and compared with what was written.
+Then: a disk that is full (a small file system), a server that crashes and comes back, and a server whose disk is full.
 """
 
 from __future__ import annotations

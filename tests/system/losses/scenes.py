@@ -14,7 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from losses.server import Server
-from losses.writing import acknowledged_runs, failures, fork, record, run_id, write_until_killed
+from losses.writing import (
+    acknowledged_runs,
+    failures,
+    fork,
+    newest_failures,
+    record,
+    run_id,
+    write_until_killed,
+)
 from tunecast.errors import NotResolved
 from tunecast.learn.runs_store.store import open_store
 
@@ -42,8 +50,8 @@ def killed(environ: Mapping[str, str], folder: Path, kills: int, at_once: int, s
                 _end(child, signal.SIGKILL)
                 del living[child]
                 ended += 1
-                if ended % 100 == 0:  # while the others go on writing
-                    told += failures(reader, {})
+                if ended % 25 == 0:  # while the others go on writing
+                    told += newest_failures(reader)
         time.sleep(0.002)
     for child in living:
         _end(child, signal.SIGKILL)

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+import random
 import signal
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,10 @@ from tunecast.learn.runs_store.store import RunStore, open_store
 
 LOSSES = 200
 """Points of the loss, so that a record takes several pages of a file."""
+
+PAUSE_S = 0.05
+"""At most, between two runs of a writer: so many writers would write more than can be read again."""
+NEWEST = 100
 
 
 def run_id(writer: int, number: int) -> str:
@@ -45,6 +51,7 @@ def record(id: str, state: str) -> dict[str, Any]:
 
 def write_until_killed(environ: Mapping[str, str], writer: int, acknowledged: Path, most: int = 10**9) -> None:
     """An acknowledged run is one line: its id, its state, and whether it was stored or waits."""
+    draw = random.Random(writer)
     handle = os.open(acknowledged, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
     with open_store(environ) as store:
         for number in range(most):
@@ -55,6 +62,7 @@ def write_until_killed(environ: Mapping[str, str], writer: int, acknowledged: Pa
                 except NotResolved:  # refused: nothing was promised
                     continue
                 os.write(handle, f"{id} {state} {'stored' if stored else 'waits'}\n".encode())
+                time.sleep(PAUSE_S * draw.random())
 
 
 def fork(work: Callable[[], None]) -> int:
@@ -85,6 +93,18 @@ def acknowledged_runs(folder: Path) -> dict[str, str]:
 def wrong_with(run: MeasuredRun) -> str:
     """'' where the record is the one of its id."""
     return "" if run == run_from(record(run.id, run.state)) else f"{run.id} holds what was never written"
+
+
+def newest_failures(store: RunStore) -> list[str]:
+    """Of some rows that were there a moment ago: what is not whole. Read while others write."""
+    told = []
+    for row in store.summaries(NEWEST):
+        run = store.get(row.id)
+        if run is None:
+            told.append(f"{row.id}: a row without a record")
+        elif wrong := wrong_with(run):
+            told.append(wrong)
+    return told
 
 
 def failures(store: RunStore, acknowledged: Mapping[str, str]) -> list[str]:
