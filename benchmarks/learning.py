@@ -9,6 +9,7 @@ of `prediction/price` (`time_left_out.py`), the ranges, and the shares of card, 
 
     cards       a card nobody timed; k of its rows are learned from, the others scored: `rows` drawn at random, so that
                 some are of a model that was learned from, and `models`, where none is
+                few: cards with fewer than twelve rows, each row predicted from the others
     same        k rows of one card, stack and model are learned from, that cell's others scored: whoever trains a model again
     machines    own runs on three machines with an H200: one machine's rows scored, without and with k of its rows
     neighbours  of every shipped run, whether its error lies in the range of the nearest others', as `runs compare` tells it
@@ -173,6 +174,26 @@ def cards() -> Iterator[Found]:
         }  # fmt: skip
 
 
+def few() -> Iterator[Found]:
+    """Cards with fewer rows: each predicted from all the others."""
+    everything = residuals()
+    all_rows = rows(everything)
+    for card in sorted({row.kind.card for row in all_rows}):
+        own = [row for row in all_rows if row.kind.card == card and row.kind.waits == CARD]
+        if not 2 <= len(own) < FEWEST_ROWS:
+            continue
+        prior = priors([row for row in all_rows if row.kind.card != card])[CARD]
+        table = bands([r for r in everything if r.kind.card != card])
+        cases = [case_of(row, table, unseen=True) for row in own]
+        before = [score(case, (), prior) for case in cases]
+        after = []
+        for case in cases:
+            taught = (other.observed(order) for order, other in enumerate(cases) if other is not case)
+            kept, _ = counted(taught, prior)
+            after.append(score(case, kept, prior))
+        yield {"card": card, "rows": len(own), "without": _summary(0, before), "learned": _summary(len(own) - 1, after)}
+
+
 FEWEST_OF_CELL = 6
 
 
@@ -330,6 +351,7 @@ def odd(ratio: float, others: int) -> Found:
 def main() -> None:
     found = {
         "cards": list(cards()),
+        "few": list(few()),
         "same": same(),
         "neighbours": neighbours(),
         "machines": list(machines()),

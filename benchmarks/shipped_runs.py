@@ -101,7 +101,9 @@ def own() -> Iterator[Row]:
     memories = {row["id"]: row for row in load("memory_analytic.json")["rows"]}
     for file, day in OWN.items():
         for row in rows_of(f"{file}.jsonl"):
-            job, measured = row["job"], row.get("measured", {})
+            job, measured = row["job"], row.get("measured")
+            if measured is None:  # drawn, and never run
+                continue
             id = job["id"]
             said = dict(row.get("predicted") or {})
             if said.pop("completed", True) is False:

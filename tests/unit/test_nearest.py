@@ -112,6 +112,7 @@ def test_a_record_without_job_or_card_is_not_compared() -> None:
     assert errors_of({"state": "oom", "memory": {"reserved_bytes": 1}, "predicted": {"reserved_bytes": 1}}) == (None, None)
 
 
+@pytest.mark.whole
 def test_what_ships_is_what_the_repository_measured() -> None:
     """A rebuild equals it, and every record passes as anybody's would."""
     import shipped_runs
@@ -131,6 +132,7 @@ def test_the_package_stays_small() -> None:
     assert shipped_runs.RECORDS.stat().st_size < 150_000 and shipped_runs.TABLE.stat().st_size < 150_000
 
 
+@pytest.mark.whole
 def test_shares_are_those_of_the_committed_residuals() -> None:
     import learning_spreads
 
