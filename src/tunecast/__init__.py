@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from tunecast.door.predict import predict as predict
     from tunecast.door.read import read as read
     from tunecast.door.read import recipe as recipe
+    from tunecast.door.runs import Runs as Runs
+    from tunecast.door.runs import runs as runs
     from tunecast.door.trace import ScriptTrace as ScriptTrace
     from tunecast.door.trace import trace as trace
     from tunecast.errors import DoesNotFit as DoesNotFit
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
     from tunecast.job.job import Job as Job
     from tunecast.job.readers import read_jobs as read_jobs
     from tunecast.launching.rendering import Rendering as Rendering
+    from tunecast.learn.record import MeasuredRun as MeasuredRun
     from tunecast.market.listed import Offers as Offers
     from tunecast.planning.choice import Choice as Choice
     from tunecast.planning.choice import Plan as Plan
@@ -77,11 +80,13 @@ _PLACES = {
     "door.plan": ("plan",),
     "door.predict": ("predict",),
     "door.read": ("read", "recipe"),
+    "door.runs": ("Runs", "runs"),
     "door.trace": ("ScriptTrace", "trace"),
     "errors": ("DoesNotFit", "NotResolved", "OverBudget", "TunecastError", "Unsupported", "UsageError"),
     "job.job": ("Job",),
     "job.readers": ("read_jobs",),
     "launching.rendering": ("Rendering",),
+    "learn.record": ("MeasuredRun",),
     "market.listed": ("Offers",),
     "planning.choice": ("Choice", "Plan"),
     "planning.comparison": ("Comparison",),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import IO, Any, ClassVar
 
@@ -50,7 +51,9 @@ def run_lines(runs: Iterable[MeasuredRun | Mapping[str, Any]]) -> Iterator[str]:
 
 
 def import_runs(store: RunStore, path: str) -> ImportedRuns:
-    """Every run of a file, some at a time: what was read before a failure is stored."""
+    """Every run of a file (`-`: of stdin), some at a time: what was read before a failure is stored."""
+    if path == "-":
+        return import_lines(store, sys.stdin.buffer)
     try:
         with open(path, "rb", opener=_open_without_waiting) as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
