@@ -33,7 +33,10 @@ def at(curve: Sequence[Row], runs: int) -> Row | None:
 
 def shares() -> list[str]:
     head = ["a step that waits for", "card", "stack", "model", "host", "the run itself"]
-    rows = [[f"the {waits}", *(percent(share) for share in prior[: Prior._fields.index("freedom")])] for waits, prior in PRIORS.items()]
+    rows = [
+        [f"the {waits}", *(percent(share) for share in prior[: Prior._fields.index("freedom")])]
+        for waits, prior in PRIORS.items()
+    ]
     return [*table(head, rows)]
 
 
@@ -57,7 +60,11 @@ def cards(found: Row, which: str) -> list[str]:
 def few(found: Row) -> list[str]:
     head = ["card", "rows", "shipped", "learned from the others"]
     rows = [
-        [each["card"], str(each["rows"]), *(f"{percent(side['median'])} ({100 * side['inside']:.0f})" for side in (each["without"], each["learned"]))]
+        [
+            each["card"],
+            str(each["rows"]),
+            *(f"{percent(side['median'])} ({100 * side['inside']:.0f})" for side in (each["without"], each["learned"])),
+        ]
         for each in found["few"]
     ]
     return table(head, rows)
@@ -94,7 +101,16 @@ def summary(found: Row) -> list[str]:
 
 
 def machines(found: Row) -> list[str]:
-    head = ["machine's rows", "waits for", "rows", "without", "from the others' runs", "from 3 of its own", "from 5", "from 12"]
+    head = [
+        "machine's rows",
+        "waits for",
+        "rows",
+        "without",
+        "from the others' runs",
+        "from 3 of its own",
+        "from 5",
+        "from 12",
+    ]
     rows = []
     for each in found["machines"]:
         curve, others = each["curves"]["rows"], each["from_other_machines"]
@@ -107,19 +123,33 @@ def machines(found: Row) -> list[str]:
 
 def drift(found: Row) -> list[str]:
     shown = ("0", "1", "2", "3", "5", "10", "20")
-    head = ["from some run on", "runs before", *(f"after {count}" for count in shown), "halved after", "within 2 % after"]
+    head = [
+        "from some run on",
+        "runs before",
+        *(f"after {count}" for count in shown),
+        "halved after",
+        "within 2 % after",
+    ]
     rows = []
     for each in found["drift"]:
         slower = f"{100 * (each['ratio'] - 1):+.0f} %"
         offs = [percent(each["off_by_runs"][count]) for count in shown]
-        rows.append([slower, str(each["before"]), *offs, str(each["halved_after"]), str(each["within_2_percent_after"])])
+        rows.append(
+            [slower, str(each["before"]), *offs, str(each["halved_after"]), str(each["within_2_percent_after"])]
+        )
     return table(head, rows)
 
 
 def odd(found: Row) -> list[str]:
     head = ["one run is longer by", "among", "moves the prediction by", "at most", "refused"]
     rows = [
-        [f"{100 * (each['ratio'] - 1):.0f} %", f"{each['others']} others", percent(each["moved"]), percent(each["most"]), f"{100 * each['refused']:.0f} %"]
+        [
+            f"{100 * (each['ratio'] - 1):.0f} %",
+            f"{each['others']} others",
+            percent(each["moved"]),
+            percent(each["most"]),
+            f"{100 * each['refused']:.0f} %",
+        ]
         for each in found["odd"]
     ]
     return table(head, rows)
@@ -128,26 +158,28 @@ def odd(found: Row) -> list[str]:
 def figures() -> str:
     found = load("learning.json")
     same, near = found["same"], found["neighbours"]
+    by_memory, by_time = near["memory"], near["time"]
+    again = [
+        ["median error (inside)", *(f"{percent(one['median'])} ({100 * one['inside']:.0f})" for one in same["curve"])],
+        ["half the range", *(percent(one["half_width"]) for one in same["curve"])],
+    ]
     lines = [
-        "Which part of the square of a step's deviation is whose (`prediction/time/learned_table.py`):", "", *shares(), "",
+        "Which part of the square of a step's deviation is whose (`prediction/time/learned_table.py`):", "", *shares(),
         "### A card nobody timed, and k of its runs", "",
-        "Median error of the rows that were not learned from, and in brackets how many of 100 lie in their 80 % range. Rows "
-        "drawn at random, so that some are of a model that was learned from:", "", *cards(found, "rows"), "",
-        "Learned from some models, scored on the others:", "", *cards(found, "models"), "", *summary(found), "",
-        "Cards with fewer rows, each row predicted from all others of its card:", "", *few(found), "",
+        "Median error of the rows that were not learned from, and in brackets how many of 100 lie in their 80 % range. "
+        "Rows drawn at random, so that some are of a model that was learned from:", "", *cards(found, "rows"),
+        "Learned from some models, scored on the others:", "", *cards(found, "models"), *summary(found), "",
+        "Cards with fewer rows, each row predicted from all others of its card:", "", *few(found),
         "### The same model again", "",
-        f"{same['cells']} cells of one card, stack and model with six rows and more; k of its rows are learned from:", "",
-        *table(["", *(f"k = {each['runs']}" for each in same["curve"])], [
-            ["median error (inside)", *(f"{percent(each['median'])} ({100 * each['inside']:.0f})" for each in same["curve"])],
-            ["half the range", *(percent(each["half_width"]) for each in same["curve"])],
-        ]), "",
-        "### Three machines with an H200", "", *machines(found), "",
+        f"{same['cells']} cells of one card, stack and model with six rows and more; k rows are learned from:", "",
+        *table(["", *(f"k = {one['runs']}" for one in same["curve"])], again),
+        "### Three machines with an H200", "", *machines(found),
         "### Drift and odd runs, simulated", "",
-        "Distance of the prediction from the new truth, median of 300 draws:", "", *drift(found), "", *odd(found), "",
+        "Distance of the prediction from the new truth, median of 300 draws:", "", *drift(found), *odd(found),
         "### The nearest runs", "",
-        f"Leaving each shipped run out, its error lies in the middle 80 % of its nearest runs' errors in {percent(near['memory']['inside'])} "
-        f"of {near['memory']['with_like_runs']} for memory ({near['memory']['runs']} were measured) and in {percent(near['time']['inside'])} of "
-        f"{near['time']['with_like_runs']} for time ({near['time']['runs']}).",
+        "Leaving each shipped run out, its error lies in the middle 80 % of its nearest runs' errors in "
+        f"{percent(by_memory['inside'])} of {by_memory['with_like_runs']} for memory ({by_memory['runs']} were measured) "
+        f"and in {percent(by_time['inside'])} of {by_time['with_like_runs']} for time ({by_time['runs']}).",
     ]  # fmt: skip
     return "\n".join(lines)
 

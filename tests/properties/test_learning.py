@@ -13,6 +13,7 @@ from tunecast.prediction.time.learned import NONE, Learned, correction
 from tunecast.prediction.time.ranges import StepKind
 
 KIND = StepKind("rtx-4090", "accelerate", "16 bits", "one", "card", "short")
+STACKS = st.sampled_from(["transformers", "litgpt"])
 RATIOS = st.floats(0.05, 20.0)
 
 
@@ -23,7 +24,7 @@ def records(draw: Any, most: int = 12) -> list[dict[str, Any]]:
         {
             "id": f"{order:032x}", "state": draw(st.sampled_from(["done", "done", "stopped", "oom"])),
             "began": f"2026-01-{draw(st.integers(1, 28)):02}T00:00:00Z",
-            "job": {"model": draw(st.sampled_from(["a", "b"])), "stack": draw(st.sampled_from(["transformers", "litgpt"]))},
+            "job": {"model": draw(st.sampled_from(["a", "b"])), "stack": draw(STACKS)},
             "hardware": {"gpu": "rtx-4090", "gpus": 1, "nodes": 1, "host": draw(st.sampled_from(["ab" * 6, None]))},
             "time": {"step_s": draw(RATIOS)}, "memory": None,
             "predicted": {"step_s": 1.0, "low_s": 0.8, "high_s": draw(st.floats(1.01, 2.0))},

@@ -62,7 +62,8 @@ def test_four_runs_count_by_four_fifths() -> None:
 
 
 def test_another_stack_takes_the_cards_part_alone() -> None:
-    # card and stack 0.25 each of 0.01, own 0.5: the run says 0.1 of the sum of three; the card's share of it is a quarter
+    # card and stack 0.25 each of 0.01, own 0.5: the run says 0.1 of the sum of three; the card's share of it is a
+    # quarter
     prior = Prior(0.25, 0.25, 0.0, 0.0, 0.5, 1e9)
     found = posterior((run(0.1),), "megatron, 16 bits, several", "m", 0.1, prior)
     assert isclose(found.log_ratio, 0.025, rel_tol=1e-4)

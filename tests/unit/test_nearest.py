@@ -109,7 +109,10 @@ def test_a_record_without_job_or_card_is_not_compared() -> None:
     assert traits_of_record({"job": None, "hardware": {"gpu": "rtx-4090"}}) is None
     assert traits_of_record({"job": {"model": "x"}, "hardware": {"gpu": None}}) is None
     assert traits_of_record({"job": {"model": "x"}, "hardware": {"gpu": "no-such-card"}}) is None
-    assert errors_of({"state": "oom", "memory": {"reserved_bytes": 1}, "predicted": {"reserved_bytes": 1}}) == (None, None)
+    assert errors_of({"state": "oom", "memory": {"reserved_bytes": 1}, "predicted": {"reserved_bytes": 1}}) == (
+        None,
+        None,
+    )
 
 
 @pytest.mark.whole
@@ -136,4 +139,6 @@ def test_the_package_stays_small() -> None:
 def test_shares_are_those_of_the_committed_residuals() -> None:
     import learning_spreads
 
-    assert learning_spreads.TABLE.read_text() == learning_spreads.written(learning_spreads.priors(learning_spreads.rows()))
+    assert learning_spreads.TABLE.read_text() == learning_spreads.written(
+        learning_spreads.priors(learning_spreads.rows())
+    )

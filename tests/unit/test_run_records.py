@@ -54,7 +54,7 @@ def test_a_record_is_read_as_it_was_written() -> None:
     assert run.loss == ((1, 2.5), (2, 2.25))
     again = run_from(json.loads(json.dumps(run.to_dict())))
     assert again == run and again.to_dict() == run.to_dict()
-    assert list(run.to_dict())[0] == "schema"
+    assert next(iter(run.to_dict())) == "schema"
 
 
 def test_what_was_not_measured_may_be_missing() -> None:

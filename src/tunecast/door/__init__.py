@@ -21,6 +21,7 @@ launch_many.py   Several jobs launched together: each gets its machine, the engi
 launched.py      What was launched from this machine: how it stands, what it printed, and its end
 launchers.py     What stands before the script on a command line: `python`, `torchrun`, `accelerate launch`, or
                  nothing
+learned.py       What was learned from measured runs: shown, compared with the shipped prediction, and taken back
 offers.py        What machines with GPUs cost, and whether one is free
 placing.py       Which machine each of several jobs gets: by plan, each its cheapest, or of machines that they share;
                  and what that saves against one kind of machine for all of them

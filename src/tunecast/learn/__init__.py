@@ -2,6 +2,10 @@
 
 calibrate.py   Measure this machine's card in a process of its own, with the Python that has torch
 checks.py      What one value of a record may be: finite, bounded, and of few characters
+comparing.py   The measured runs nearest to a job: those that come with the package, and those in the store
+learning.py    From records of runs to what they teach (`Learned`): which count, which do not, and why
+lessons.py     What the runs in the store teach of a card, brought to every prediction for it; and which runs were
+               told to count no longer
 measure.py     Run by the Python that has torch: measure this machine's card, and print what was found as one JSON
                object
 publishing.py  A run as it may be given to anybody: without what is its owner's alone

@@ -54,9 +54,7 @@ def learn(records: Iterable[Record]) -> Learned:
     return Learned(kept, left_out, contexts, starts)
 
 
-def counted(
-    runs: Iterable[Observed], prior: Prior | None = None
-) -> tuple[tuple[Observed, ...], tuple[LeftOut, ...]]:
+def counted(runs: Iterable[Observed], prior: Prior | None = None) -> tuple[tuple[Observed, ...], tuple[LeftOut, ...]]:
     """What counts of the runs, and what does not."""
     cells: dict[tuple[str, ...], list[Observed]] = {}
     for run in sorted({run.id: run for run in runs}.values(), key=_order):
@@ -230,7 +228,12 @@ def _starts(records: Iterable[Record]) -> Iterator[tuple[str, list[float]]]:
     found: dict[str, list[float]] = {}
     for record in records:
         card, seconds = _card(record), ((record.get("time") or {}).get("phases_s") or {}).get("start")
-        if card is not None and isinstance(seconds, (int, float)) and isfinite(seconds) and 0 < seconds < LONGEST_START_S:
+        if (
+            card is not None
+            and isinstance(seconds, (int, float))
+            and isfinite(seconds)
+            and 0 < seconds < LONGEST_START_S
+        ):
             found.setdefault(card, []).append(float(seconds))
     for card, values in sorted(found.items()):
         if len(values) >= FEWEST:

@@ -5,6 +5,7 @@ engines.py     One question, two engines: what does a job need? `analytic` is th
                code
 evidence.py    How many measured runs stand behind a prediction, and how far off predictions of such runs are
 modelled.py    What the engines can be asked of a job
+nearest.py     The measured runs most like a job, and how far their predictions were off
 on_card.py     A tape on a card: replayed without limit, on the card, and under ever less
 prediction.py  One value from a job to its answer, which every command, every report and Python read
                (`tunecast.prediction/1`)
