@@ -178,7 +178,7 @@ def figures() -> str:
         "Distance of the prediction from the new truth, median of 300 draws:", "", *drift(found), *odd(found),
         "### The nearest runs", "",
         "Leaving each shipped run out, its error lies in the middle 80 % of its nearest runs' errors in "
-        f"{percent(by_memory['inside'])} of {by_memory['with_like_runs']} for memory ({by_memory['runs']} were measured) "
+        f"{percent(by_memory['inside'])} of {by_memory['with_like_runs']} for memory ({by_memory['runs']} measured) "
         f"and in {percent(by_time['inside'])} of {by_time['with_like_runs']} for time ({by_time['runs']}).",
     ]  # fmt: skip
     return "\n".join(lines)
