@@ -4,16 +4,17 @@
     python benchmarks/learning.py         after learning_spreads.py; a minute
 
 Residuals of published and own runs stand for a user's: predictions are multiplied by what was learned, so measured over
-predicted is all that is needed. Everything the held-out runs could have told before is estimated without them: the rates
-of `prediction/price` (`time_left_out.py`), the ranges, and the shares of card, stack, model and run.
+predicted is all that is needed. Everything the held-out runs could have told before is estimated without them: the
+rates of `prediction/price` (`time_left_out.py`), the ranges, and the shares of card, stack, model and run.
 
     cards       a card nobody timed; k of its rows are learned from, the others scored: `rows` drawn at random, so that
                 some are of a model that was learned from, and `models`, where none is
-    same        k rows of one card, stack and model are learned from, that cell's others scored: whoever trains a model again
-    machines    own runs on three machines with an H200: one machine's rows scored, without and with k of its rows
-    neighbours  of every shipped run, whether its error lies in the range of the nearest others', as `runs compare` tells it
-    drift       a card that becomes 15 % slower, a release that is 10 % faster, one odd run: simulated, with deviations
-                drawn from those of published runs about their cell's mean
+                few: cards with fewer than twelve rows, each row predicted from the others
+    same        k rows of one card, stack and model are learned from, that cell's others scored: whoever trains a
+    model again machines    own runs on three machines with an H200: one machine's rows scored, without and with k of
+    its rows neighbours  of every shipped run, whether its error lies in the range of the nearest others', as `runs
+    compare` tells it drift       a card that becomes 15 % slower, a release that is 10 % faster, one odd run:
+                simulated, with deviations drawn from those of published runs about their cell's mean
 """
 
 from __future__ import annotations
@@ -173,6 +174,26 @@ def cards() -> Iterator[Found]:
         }  # fmt: skip
 
 
+def few() -> Iterator[Found]:
+    """Cards with fewer rows: each predicted from all the others."""
+    everything = residuals()
+    all_rows = rows(everything)
+    for card in sorted({row.kind.card for row in all_rows}):
+        own = [row for row in all_rows if row.kind.card == card and row.kind.waits == CARD]
+        if not 2 <= len(own) < FEWEST_ROWS:
+            continue
+        prior = priors([row for row in all_rows if row.kind.card != card])[CARD]
+        table = bands([r for r in everything if r.kind.card != card])
+        cases = [case_of(row, table, unseen=True) for row in own]
+        before = [score(case, (), prior) for case in cases]
+        after = []
+        for case in cases:
+            taught = (other.observed(order) for order, other in enumerate(cases) if other is not case)
+            kept, _ = counted(taught, prior)
+            after.append(score(case, kept, prior))
+        yield {"card": card, "rows": len(own), "without": _summary(0, before), "learned": _summary(len(own) - 1, after)}
+
+
 FEWEST_OF_CELL = 6
 
 
@@ -254,7 +275,11 @@ def machines() -> Iterator[Found]:
         known = priors([row for row in rows(everything) if row.id not in ids])
         for waits in ("card", "host"):
             cases = [case_of(row, table, unseen=False) for row in own if row.kind.waits == waits]
-            others = [case_of(row, table, unseen=False) for row in all_rows if row.machine != machine and row.kind.waits == waits]
+            others = [
+                case_of(row, table, unseen=False)
+                for row in all_rows
+                if row.machine != machine and row.kind.waits == waits
+            ]
             prior = known[waits]
             if len(cases) < 5:
                 continue
@@ -312,7 +337,13 @@ def drift(ratio: float, before: int = BEFORE) -> Found:
     by_runs = {count: round(median(values), 4) for count, values in offs.items()}
     halved = next((count for count, off in by_runs.items() if off <= by_runs[0] / 2), None)
     within = next((count for count, off in by_runs.items() if off <= 0.02), None)
-    return {"ratio": ratio, "before": before, "off_by_runs": by_runs, "halved_after": halved, "within_2_percent_after": within}
+    return {
+        "ratio": ratio,
+        "before": before,
+        "off_by_runs": by_runs,
+        "halved_after": halved,
+        "within_2_percent_after": within,
+    }
 
 
 def odd(ratio: float, others: int) -> Found:
@@ -324,12 +355,19 @@ def odd(ratio: float, others: int) -> Found:
         with_it = [*runs, simulated(others, log(ratio))]
         moved.append(abs(said(with_it) - said(runs)))
         refused += len(counted(with_it)[1]) > len(counted(runs)[1])
-    return {"ratio": ratio, "others": others, "moved": round(median(moved), 4), "most": round(max(moved), 4), "refused": round(refused / REPEATS, 3)}
+    return {
+        "ratio": ratio,
+        "others": others,
+        "moved": round(median(moved), 4),
+        "most": round(max(moved), 4),
+        "refused": round(refused / REPEATS, 3),
+    }
 
 
 def main() -> None:
     found = {
         "cards": list(cards()),
+        "few": list(few()),
         "same": same(),
         "neighbours": neighbours(),
         "machines": list(machines()),

@@ -11,11 +11,11 @@ variance of all that the two do not share.
     same card                 + the stack's
     the residual itself       + the card's (predictions have mean 0 by design)
 
-Residuals are logarithms of measured over predicted steps, predicted with the card left out of every constant; every card
-counts the same; a square counts at most `CLIP`², since a few rows (a prototype, a wrong batch) are several times as far
-off as all others. A component that is below its own standard error (leaving out a card at a time) is set to that error:
-0 would say that no stack can ever be told from another, which six cards cannot show. The host's is that of the three
-machines with an H200 on which own runs were timed.
+Residuals are logarithms of measured over predicted steps, predicted with the card left out of every constant; a
+card counts by its rows; a square counts at most `CLIP`², since a few rows (a prototype, a wrong batch) are several
+times as far off as all others. A component that is below its own standard error (leaving out a card at a time) is set
+to that error: 0 would say that no stack can ever be told from another, which six cards cannot show. The host's is that
+of the three machines with an H200 on which own runs were timed.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ FEWEST = 10
 """Rows to say anything of."""
 OWN = "h200-sxm-141gb"
 
-HEAD = '''"""Which part of the square of a step's deviation is whose. Written by `benchmarks/learning_spreads.py`; do not edit.
+HEAD = '''"""Which part of the square of a step's deviation is whose. Written by `benchmarks/learning_spreads.py`; do
+not edit.
 
 A line: what the step waits for, and the fields of `tunecast.prediction.time.learned.Prior`.
 """
@@ -133,7 +134,10 @@ def components(found: Sequence[Row]) -> dict[str, float]:
     sums = by_card(found)
     cards = sorted(sums["card"])
     whole = steps_up(sums)
-    return {level: max(whole[level], error_of(lambda without, at=level: steps_up(sums, without)[at], cards)) for level in LEVELS}
+    return {
+        level: max(whole[level], error_of(lambda without, at=level: steps_up(sums, without)[at], cards))
+        for level in LEVELS
+    }
 
 
 def error_of(estimate: Callable[[str], float], parts: Sequence[str]) -> float:
@@ -147,7 +151,8 @@ def error_of(estimate: Callable[[str], float], parts: Sequence[str]) -> float:
 
 
 def host_component(found: Sequence[Row]) -> float:
-    """Between machines of one card: what pairs of two machines have more than pairs of one, models differing in both."""
+    """Between machines of one card: what pairs of two machines have more than pairs of one, models differing in
+    both."""
     same, other = [], []
     for one, two in combinations([row for row in found if row.machine], 2):
         if one.model != two.model and one.stack == two.stack:

@@ -1,10 +1,12 @@
 """The measured runs of this repository as records `tunecast.run/1`, which come with the package.
 
-    python benchmarks/shipped_runs.py      after time_h200.py, memory.py, time_public.py, time_vendor.py, public.py, sharded_memory.py
+    python benchmarks/shipped_runs.py      after time_h200.py, memory.py, time_public.py, time_vendor.py, public.py,
+    sharded_memory.py
 
 Writes src/tunecast/learn/shipped_runs.jsonl.gz (`tunecast runs export --shipped`; docs/data_card.md says what is in it)
 and src/tunecast/prediction/measured_runs.csv, what a job's nearest runs are found by. `predicted` is what the committed
-results hold of this tree; of runs that were drawn, the prediction from before they ran where no result holds a later one.
+results hold of this tree; of runs that were drawn, the prediction from before they ran where no result holds a later
+one.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from hashlib import sha256
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +104,9 @@ def own() -> Iterator[Row]:
     memories = {row["id"]: row for row in load("memory_analytic.json")["rows"]}
     for file, day in OWN.items():
         for row in rows_of(f"{file}.jsonl"):
-            job, measured = row["job"], row.get("measured", {})
+            job, measured = row["job"], row.get("measured")
+            if measured is None:  # drawn, and never run
+                continue
             id = job["id"]
             said = dict(row.get("predicted") or {})
             if said.pop("completed", True) is False:
@@ -147,7 +152,7 @@ def whole_jobs() -> Iterator[Row]:
             if job is None:
                 continue
             ends = [end for end, *_ in row["step_ends"]]
-            steps = sorted(after - before for before, after in zip(ends[1:], ends[2:], strict=False))
+            steps = sorted(after - before for before, after in pairwise(ends[1:]))
             said = first.get(row["id"]) if file == "job_runs" else None
             predicted = None
             if said is not None:
@@ -167,7 +172,7 @@ def whole_jobs() -> Iterator[Row]:
                 time={
                     "steps": row["steps"], "step_s": steps[len(steps) // 2] if steps else None,
                     "first_step_s": ends[0] if ends else None, "total_s": row.get("process_s"),
-                    "phases_s": {name: row["phases_s"][name] for name in ("load", "training") if name in row["phases_s"]},
+                    "phases_s": {name: row["phases_s"].get(name) for name in ("load", "training")},
                 },
                 predicted=predicted,
             )  # fmt: skip
@@ -176,7 +181,9 @@ def whole_jobs() -> Iterator[Row]:
 def scripts() -> Iterator[Row]:
     """Training files and other people's programs, of which there is no job: memory, and the time of training."""
     for file, day in SCRIPTS.items():
-        known = {row.get("file") or row["name"]: row for row in rows_of(file.replace("_runs", "_predictions") + ".jsonl")}
+        known = {
+            row.get("file") or row["name"]: row for row in rows_of(file.replace("_runs", "_predictions") + ".jsonl")
+        }
         for row in rows_of(f"{file}.jsonl"):
             name = row.get("file") or row["name"]
             said = known.get(name, {})
@@ -227,7 +234,9 @@ def published_record(row: Row, file: str, day: str, said: Row, **measured: Row) 
         row["id"], file, day,
         job=row["job"],
         model_shape=None if shape is None else shape_from(shape["config"]),
-        hardware={"gpu": gpu_named(hardware["gpu"]).name, "gpus": hardware.get("gpus", 1), "nodes": hardware.get("nodes", 1)},
+        hardware={
+            "gpu": gpu_named(hardware["gpu"]).name, "gpus": hardware.get("gpus", 1), "nodes": hardware.get("nodes", 1),
+        },
         predicted=said or None,
         **measured,
     )  # fmt: skip
@@ -281,7 +290,8 @@ def table(found: Iterable[Row]) -> str:
             continue
         cells = [
             traits.card, traits.generation, traits.family, traits.cards, traits.precision, traits.method, traits.task,
-            id.replace(",", ";"), traits.model, "" if traits.size is None else f"{traits.size:.1f}", f"{traits.tokens:.1f}",
+            id.replace(",", ";"), traits.model, "" if traits.size is None else f"{traits.size:.1f}",
+            f"{traits.tokens:.1f}",
             str(int(traits.recomputes)), _cell(memory), _cell(time),
         ]  # fmt: skip
         made.append(",".join(cells))

@@ -6,6 +6,8 @@ asking.py        what commands share that ask an engine many times
 calibrate.py     `tunecast calibrate`: measure this machine's GPU, so that predictions for it use its own figures
 calibration.py   `tunecast calibration show|diff|reset`: what was learned from measured runs, what it changes, and how
                  to take it back
+calibration.py   `tunecast calibration show|diff|reset`: what was learned from measured runs, what it changes, and
+                 taking it back
 cancel.py        `tunecast cancel ID`: stop a launched job
 compare.py       `tunecast compare A B`: what differs between two jobs, and what each difference costs
 completion.py    `tunecast completion bash|zsh|fish`

@@ -1,4 +1,4 @@
-"""`tunecast calibration show|diff|reset`: what was learned from measured runs, what it changes, and how to take it back."""
+"""`tunecast calibration show|diff|reset`: what was learned from measured runs, what it changes, and taking it back."""
 
 from __future__ import annotations
 
@@ -69,16 +69,16 @@ def run(argv: Sequence[str]) -> int:
     return 0
 
 
-def _check(
-    action: str, rest: Sequence[str], arguments: argparse.Namespace, overrides: Mapping[str, object]
-) -> None:
+def _check(action: str, rest: Sequence[str], arguments: argparse.Namespace, overrides: Mapping[str, object]) -> None:
     given = {name for name in ("since", "all", "undo") if getattr(arguments, name)}
     for name in sorted(given - TAKES[action]):
         raise UsageError(f"--{name}: not for calibration {action}", field=f"--{name}")
     wanted = int(action == "diff")
     if len(rest) != wanted:
         needs = "one JOB" if wanted else "nothing more"
-        raise UsageError(f"calibration {action}: got {len(rest)} words; allowed: {needs}. See tunecast calibration --help")
+        raise UsageError(
+            f"calibration {action}: got {len(rest)} words; allowed: {needs}. See tunecast calibration --help"
+        )
     others = sorted(set(overrides) - {"hardware.gpu"})
     if action != "diff" and others:
         raise UsageError(f"{others[0]}: not for calibration {action}; it belongs to calibration diff", field=others[0])

@@ -1,4 +1,4 @@
-"""`tunecast runs [list|show|export|import|publish|prune]`: what was measured, and how near the predictions were."""
+"""`tunecast runs [list|show|compare|export|import|publish|prune]`: what was measured, and how near predictions were."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ from tunecast.learn.runs_store.rows import RunFilters, filters_from, now_text
 from tunecast.report.runs.plot import runs_page, with_plot
 from tunecast.report.runs.text import imported_text, published_text, run_text, runs_text
 
-USAGE = "tunecast runs [list] | show ID | export | import FILE | publish | prune --keep 365d   [options]"
+USAGE = "tunecast runs [list] | show ID | compare JOB | export | import FILE | publish | prune --keep 365d   [options]"
 DESCRIPTION = """\
 Runs that were measured: memory, time and what was predicted, the newest first. They are kept in one file, or on a
 PostgreSQL server: TUNECAST_STORE=postgresql://USER@HOST/DATABASE. Paths, data, host and user names are not recorded.
 
   list        what is stored, and how near predictions were; --plot and --html draw it
   show ID     all of one run; the first digits of its id will do
+  compare JOB the measured runs nearest to a job, and how far off their predictions were (runs compare --help)
   export      JSON Lines, to stdout or --out FILE; --shipped: the runs that come with tunecast
   import FILE takes such a file (- is stdin); what is there already stays once, lines that are no runs are named
   publish     an anonymised file for others, --out FILE; without it, what would be in it. Nothing is sent anywhere
@@ -76,6 +77,10 @@ def parser() -> Parser:
 
 
 def run(argv: Sequence[str]) -> int:
+    if argv[:1] == ["compare"]:  # takes a job's flags, of which some are called as those of runs are
+        from tunecast.cli.runs_compare import run as compare
+
+        return compare(argv[1:])
     arguments = parser().read(argv)
     action, *rest = arguments.words or ["list"]
     if action not in TAKES:

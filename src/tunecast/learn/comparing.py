@@ -31,8 +31,8 @@ from tunecast.result import Result
 
 SHIPPED, OWN = "shipped", "yours"
 MEMORIES = ("reserved_bytes", "allocated_bytes", "device_bytes")
-"""What is compared, the first that was measured and predicted: a card changes the third, and the first decides whether a
-job fits."""
+"""What is compared, the first that was measured and predicted: a card changes the third, and the first decides
+whether a job fits."""
 Record = Mapping[str, Any]
 
 
@@ -97,8 +97,8 @@ def comparison_words(found: LikeRuns) -> str:
 def _shown(run: NearRun, origin: str) -> ComparedRun:
     traits = run.traits
     return ComparedRun(
-        run.id, origin, round(run.distance, 2), traits.card, traits.cards, traits.family, traits.precision, traits.method,
-        traits.model, round(2**traits.tokens), traits.recomputes, run.memory_error, run.time_error,
+        run.id, origin, round(run.distance, 2), traits.card, traits.cards, traits.family, traits.precision,
+        traits.method, traits.model, round(2**traits.tokens), traits.recomputes, run.memory_error, run.time_error,
     )  # fmt: skip
 
 

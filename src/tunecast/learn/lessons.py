@@ -55,7 +55,8 @@ def _home(environ: Mapping[str, str]) -> str:
 
 
 def learned_of(card: str, environ: Mapping[str, str] = os.environ) -> Learned | None:
-    """None where there is no store. Where it cannot be read, a value that says so: a prediction is made all the same."""
+    """None where there is no store. Where it cannot be read, a value that says so: a prediction is made all the
+    same."""
     if not has_runs(environ):
         return None
     from tunecast.prediction.time.learned import Learned
@@ -83,9 +84,9 @@ def card_records(
     card: str, environ: Mapping[str, str] = os.environ, *, since: str = "", until: str = ""
 ) -> list[dict[str, Any]]:
     """The card's newest runs that count, oldest first."""
-    from tunecast.learn.runs_store.store import open_store
     from tunecast.learn.runs_store.place import has_store
     from tunecast.learn.runs_store.rows import RunFilters
+    from tunecast.learn.runs_store.store import open_store
 
     if not has_store(environ):
         return []
@@ -100,8 +101,8 @@ def card_records(
 
 
 def cards_with_runs(environ: Mapping[str, str] = os.environ) -> list[str]:
-    from tunecast.learn.runs_store.store import open_store
     from tunecast.learn.runs_store.place import has_store
+    from tunecast.learn.runs_store.store import open_store
 
     if not has_store(environ):
         return []

@@ -49,7 +49,8 @@ def predict(
     `engine` None: the closed form where it knows the architecture; one it does not know is traced where that is
     possible, else taken for the nearest, with a warning that says why it was not traced. `timed`: its time will be read
     too, so one building of the tape serves both; memory alone is faster without. `once`: no job of other sizes will be
-    asked for, so nothing is built to serve one. `calibration` is of the machine it is asked for, `learned` of runs there.
+    asked for, so nothing is built to serve one. `calibration` is of the machine it is asked for, `learned` of runs
+    there.
     """
     if engine is not None:
         require_engine(engine)
@@ -142,7 +143,12 @@ def _predict(
         model,
         job_on_card(job, gpu, folded, managed_bytes(job, model), own, vllm_share(job, model, gpu), context),
         engine="analytic",
-        assumptions=[f"architecture: {model.source}", *unsaid, *job_assumptions(job, short, own), *context_told(context)],
+        assumptions=[
+            f"architecture: {model.source}",
+            *unsaid,
+            *job_assumptions(job, short, own),
+            *context_told(context),
+        ],
         warnings=(*filter(None, [warning]), *model.notes, *unused_fields(job, model)),
         clock=clock,
         builder=builder,

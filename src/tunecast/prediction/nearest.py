@@ -121,8 +121,8 @@ def task_group(task: str) -> str:
 
 
 def size_of(layers: int, hidden: int, intermediate: int) -> float:
-    """Of attention's four and the MLP's three products, of one expert where there are several: close enough to say which
-    models are of one size."""
+    """Of attention's four and the MLP's three products, of one expert where there are several: close enough to say
+    which models are of one size."""
     return log2(layers * (4 * hidden * hidden + 3 * hidden * intermediate))
 
 
@@ -157,27 +157,32 @@ def shipped(asked: RunTraits) -> list[NearRun]:
     """Of those that come with the package, the nearest whose memory and whose time were measured (`like_runs`). Runs of
     one kind share the beginning of their line, and hardly any kind is near: most lines are not taken apart."""
     _, *lines = text_beside(__file__, TABLE).splitlines()
-    kinds: dict[str, tuple[float, list[str]]] = {}
+    kinds: dict[str, tuple[float, RunTraits]] = {}
     found = []
     for line in lines:
         kind, id, model, size, tokens, recomputes, memory, time = line.rsplit(",", len(COLUMNS) - KINDS)
         if kind not in kinds:
-            names = kind.split(",")
-            kinds[kind] = kind_distance(asked, RunTraits(*names, "", None, 0.0, False)), names
-        far, names = kinds[kind]
-        if far <= LIKE and (memory and names[2] == asked.family or time and names[0] == asked.card):
+            card, generation, family, cards, precision, method, task = kind.split(",")
+            traits = RunTraits(card, generation, family, cards, precision, method, task, "", None, 0, recomputes=False)
+            kinds[kind] = kind_distance(asked, traits), traits
+        far, of_kind = kinds[kind]
+        if far <= LIKE and ((memory and of_kind.family == asked.family) or (time and of_kind.card == asked.card)):
             weights = float(size) if size else None
             far += size_distance(asked, model, weights, float(tokens), recomputes == "1")
             if far <= LIKE:
-                found.append((far, id, names, model, weights, tokens, recomputes, memory, time))
+                found.append((far, id, memory, time, of_kind, model, weights, tokens, recomputes))
     found.sort()
-    nearest = [
-        *[each for each in found if each[-2] and each[2][2] == asked.family][:MOST],
-        *[each for each in found if each[-1] and each[2][0] == asked.card][:MOST],
-    ]
+    of_memory = [each for each in found if each[2] and each[4].family == asked.family][:MOST]
+    of_time = [each for each in found if each[3] and each[4].card == asked.card][:MOST]
     return [
-        NearRun(id, RunTraits(*names, model, weights, float(tokens), recomputes == "1"), _error(memory), _error(time), far)
-        for far, id, names, model, weights, tokens, recomputes, memory, time in {(each[1], *each[-2:]): each for each in nearest}.values()
+        NearRun(
+            id,
+            of_kind._replace(model=model, size=weights, tokens=float(tokens), recomputes=recomputes == "1"),
+            _error(memory),
+            _error(time),
+            far,
+        )
+        for far, id, memory, time, of_kind, model, weights, tokens, recomputes in dict.fromkeys([*of_memory, *of_time])
     ]
 
 
@@ -218,10 +223,11 @@ class LikeRuns(NamedTuple):
 
 
 def like_runs(asked: RunTraits, runs: Iterable[NearRun]) -> LikeRuns:
-    """Of runs that are near enough, the nearest; of equally near ones by their id, so that the answer is always the same.
+    """Of runs that are near enough, the nearest; of equally near ones by their id, so that the answer is always the
+    same.
 
-    Memory is the stack's, so its runs are of the same family; time is the card's, so its runs are of the same card. Others
-    may be as near by all else, and say nothing of it.
+    Memory is the stack's, so its runs are of the same family; time is the card's, so its runs are of the same card.
+    Others may be as near by all else, and say nothing of it.
     """
     ordered = sorted(runs, key=lambda run: (run.distance, run.id))
     return LikeRuns(

@@ -79,7 +79,9 @@ def learned_context(known: Context, learned: LearnedContext | None) -> Context:
     card that was not measured."""
     if learned is None:
         return known
-    return known._replace(nbytes=learned.nbytes, low_bytes=learned.low_bytes, high_bytes=learned.high_bytes, learned=True)
+    return known._replace(
+        nbytes=learned.nbytes, low_bytes=learned.low_bytes, high_bytes=learned.high_bytes, learned=True
+    )
 
 
 def context_told(learned: LearnedContext | None) -> list[str]:

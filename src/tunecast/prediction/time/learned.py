@@ -8,10 +8,10 @@ The letters, all in logarithms, so that 10 % too long and 10 % too short are as 
     e ~ N(0, s²)
 
 `spread` is that of the shipped 80 % range of the step (half of it over `HALF`), which is how far off steps of that kind
-are known to be; `SHARES` says which part of its square each level has, estimated from the residuals of published and own
-runs (`benchmarks/learning.py`). The prior's mean is 0: without runs a prediction is the shipped one, to the bit. The
-posterior mean and covariance are those of a linear model with normal effects: with Z the runs' effects, D the prior's
-variances,
+are known to be; `SHARES` says which part of its square each level has, estimated from the residuals of published and
+own runs (`benchmarks/learning.py`). The prior's mean is 0: without runs a prediction is the shipped one, to the bit.
+The posterior mean and covariance are those of a linear model with normal effects: with Z the runs' effects, D the
+prior's variances,
 
     A = Z'Z / s² + D^-1        mean = A^-1 Z'r / s²        covariance = A^-1
 
@@ -221,8 +221,8 @@ def _effects(run: Observed) -> tuple[tuple[str, ...], ...]:
 
 
 def within_variance(runs: Sequence[Observed], expected: float, prior_freedom: float) -> float:
-    """Of a run's own deviation: what runs of one cell show about their mean, and some runs' worth of `expected`, so that
-    three runs that happen to agree do not make a range of nothing.
+    """Of a run's own deviation: what runs of one cell show about their mean, and some runs' worth of `expected`, so
+    that three runs that happen to agree do not make a range of nothing.
 
     Source  Smyth, Linear models and empirical Bayes methods, 2004, section 3: a scaled inverse chi-square prior.
     """

@@ -145,7 +145,9 @@ class RunClock:
             return times
         from tunecast.prediction.time.learned import corrected, correction_of  # whoever has no runs needs none of it
 
-        found = {length: correction_of(self.learned, time, self.job, self.gpu.name) for length, time in by_length.items()}
+        found = {
+            length: correction_of(self.learned, time, self.job, self.gpu.name) for length, time in by_length.items()
+        }
         if not any(each.runs for each in found.values()):
             return times
         made = {length: corrected(time, found[length]) for length, time in by_length.items()}

@@ -14,8 +14,8 @@ Told = Mapping[str, Any]
 SHORT_ID = 8
 """Digits of a run's id: `tunecast runs show` takes so many."""
 NOTHING = """\
-nothing was learned: there are no runs with a predicted and a measured step. `tunecast watch`, the callback and `tunecast
-launch` record them (docs/learning.md)
+nothing was learned: there are no runs with a predicted and a measured step. `tunecast watch`, the callback and
+`tunecast launch` record them (docs/learning.md)
 """
 
 
@@ -75,7 +75,7 @@ def diff_text(diff: Told) -> str:
     """Of `tunecast calibration diff JOB`."""
     before = "shipped" if diff["since"] is None else f"runs before {diff['since'][:10]}"
     one, other = diff["without"], diff["learned"]
-    rows = [("", before, "learned")]
+    rows: list[tuple[str, ...]] = [("", before, "learned")]
     if one["step_s"] is not None:
         rows.append(("step", *(_seconds(each["step_s"], each["step_range_s"]) for each in (one, other))))
     if one["total_s"] is not None:
@@ -102,7 +102,9 @@ def reset_text(done: Told) -> str:
     of = "of all cards" if done["gpu"] is None else f"of the {card_name(done['gpu'])}"
     if done["undone"]:
         return f"the reset of {done['before']} is taken back: runs {of} before it count again\n"
-    return f"runs {of} that began before {done['before']} no longer count; they stay in the store. --undo takes it back\n"
+    return (
+        f"runs {of} that began before {done['before']} no longer count; they stay in the store. --undo takes it back\n"
+    )
 
 
 def nearest_text(found: Told, *, details: bool) -> str:

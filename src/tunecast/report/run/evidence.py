@@ -1,7 +1,8 @@
 """One line on how far to trust a prediction: what was measured of its kind, and the ranges that follow from it.
 
-The first figures are those of the ranges an answer prints, never of a narrower kind of runs. What follows them are errors
-that were seen: how far the predictions of the nearest measured runs were off, and what the user's own runs changed.
+The first figures are those of the ranges an answer prints, never of a narrower kind of runs. What follows them are
+errors that were seen: how far the predictions of the nearest measured runs were off, and what the user's own runs
+changed.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ def trust(
 ) -> str:
     """`RTX 4090: not measured; like cases: memory -3 to +5 % (10 runs on other GPUs), time ± 23 % (397 runs ...)`.
 
-    `room` and `time` of the prediction; `time` None where none was predicted. `like`: the nearest runs; `learned`: of the
-    user's runs.
+    `room` and `time` of the prediction; `time` None where none was predicted. `like`: the nearest runs; `learned`: of
+    the user's runs.
     """
     told = [f"memory {_interval(room.low_bytes, room.needs_bytes, room.high_bytes)} ({_memory_runs(basis)})"]
     if time is not None:
