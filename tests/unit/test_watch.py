@@ -187,13 +187,18 @@ def test_a_program_that_cannot_be_asked_gets_sigterm(tmp_path: Path) -> None:
         (("python", "train.py"), "there is no -- before the script"),
         (("--",), "there is no command after --"),
         (("--budget", "5", "--", "true"), "needs the price of an hour"),
-        (("no-such-model", "--gpu", "h100", "--", "true"), "no-such-model"),
     ],
 )
 def test_what_is_wrong_is_said_before_anything_runs(tmp_path: Path, words: tuple[str, ...], told: str) -> None:
     done = watch(tmp_path, *words)
     assert done.returncode in (2, 5) and told in done.stderr
     assert not (tmp_path / "runs.db").exists()
+
+
+def test_what_cannot_be_predicted_is_run_all_the_same(tmp_path: Path) -> None:
+    done = watch(tmp_path, "no-such-model", "--gpu", "h100", "--", "true")
+    assert done.returncode == 0 and "not predicted, so nothing is compared: " in done.stderr
+    assert records(tmp_path)[0]["predicted"] is None
 
 
 def test_nothing_private_is_in_a_record(tmp_path: Path) -> None:
