@@ -15,7 +15,7 @@ from tunecast.learn.runs_store.store import open_store
 SOURCE = Path(__file__).parents[2] / "src"
 PROGRAMS = Path(__file__).parent / "watched"
 WATCH = (sys.executable, "-m", "tunecast", "watch")
-TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0")
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
 
 @pytest.fixture(scope="module")

@@ -270,7 +270,7 @@ def test_out_of_memory_is_said_before_it_comes() -> None:
 
 
 def test_the_longest_batches_are_found_in_the_data_s_order() -> None:
-    lengths = [100] * 63 + [900]
+    lengths = [900] + [100] * 63
     job = read(
         "llama-3.2-1b", None, method="lora", gpu="rtx-4090", micro_batch=4, seq_len=1024, data={"lengths": lengths}
     )
