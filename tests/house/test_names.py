@@ -26,6 +26,7 @@ from tunecast.cli import (
     predict,
     runs,
     trace,
+    watch,
 )
 from tunecast.cli.filters import FILTERS as FILTER_FLAGS
 from tunecast.job.foreign import MEANINGS, called
@@ -36,7 +37,7 @@ PUBLIC = {
     "Unsupported", "UsageError", "__version__", "cancel", "compare", "data", "jobs", "launch", "logs", "Launched",
     "LaunchedJobs", "LaunchedTogether", "RenderedTogether", "Rendering",
     "explain_oom", "fit", "gpus", "largest", "models", "nodes", "offers", "plan", "predict",
-    "read", "read_jobs", "recipe", "trace", "MeasuredRun", "StoredRuns", "runs",
+    "read", "read_jobs", "recipe", "trace", "MeasuredRun", "StoredRuns", "runs", "Callback", "watching",
 }  # fmt: skip
 SCHEMAS = {
     tunecast.Prediction: "tunecast.prediction/1", tunecast.Plan: "tunecast.plan/1", tunecast.Fit: "tunecast.fit/1",
@@ -121,7 +122,7 @@ def test_public_names_survive_the_import_of_their_rooms() -> None:
 def test_commands() -> None:
     named = {
         *("plan", "predict", "fit", "trace", "largest", "compare", "explain-oom", "data", "gpus", "offers"),
-        *("launch", "jobs", "logs", "cancel", "runs", "completion"),
+        *("launch", "jobs", "logs", "cancel", "runs", "completion", "watch"),
     }
     assert named <= set(main.COMMANDS)
 
@@ -200,7 +201,7 @@ def test_flags_of_fit() -> None:
 
 def test_flags_of_launch() -> None:
     own = {"-h", "--help", "--json", "--on", "--dry-run", "--out", "--option", "--with", "--cpu", "--again"}
-    own |= {"--no-preflight"}
+    own |= {"--no-preflight", "--no-record"}
     own |= {"--at-once", "--share", "--within", "--max-usd", "--eu", "--no-cloud-act", "--spot", "--marketplace"}
     own |= {"--reserved", "--provider", "--exclude-provider", "--nodes-up-to", "--as-of"}
     assert set(launch.parser()._option_string_actions) == JOB | HELP_ALL | own
@@ -211,6 +212,11 @@ def test_flags_of_runs() -> None:
         "-h", "--help", "--json", "--gpu", "--model", "--method", "--state", "--since", "--limit", "--plot", "--html",
         "--out", "--shipped", "--keep", "--dry-run",
     }  # fmt: skip
+
+
+def test_flags_of_watch() -> None:
+    own = {"-h", "--help", "--within", "--budget", "--usd-per-hour"}
+    assert set(watch.parser()._option_string_actions) == JOB | HELP_ALL | own
 
 
 def test_flags_of_trace() -> None:

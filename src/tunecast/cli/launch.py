@@ -52,17 +52,7 @@ examples:
   tunecast jobs; tunecast logs ID; tunecast cancel ID, or cancel GROUP
 """
 SHORT = (
-    *(
-        "--on",
-        "--dry-run",
-        "--out",
-        "--option",
-        "--with",
-        "--cpu",
-        "--again",
-        "--no-preflight",
-        "--json",
-    ),
+    *("--on", "--dry-run", "--out", "--option", "--with", "--cpu", "--again", "--no-preflight", "--json"),
     *("--data-path", "--stack"),
     *("--method", "--seq-len", "--micro-batch", "--gpu", "--gpus", "--set"),
     *("--at-once", "--share", "--within", "--max-usd", "--eu", "--help-all"),

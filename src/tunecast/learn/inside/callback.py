@@ -5,7 +5,6 @@ installed, transformers included: the Trainer asks for methods, not for a class 
 from __future__ import annotations
 
 import contextlib
-import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -25,8 +24,6 @@ class InsideCallback:
         self._process: WatchedProcess | None = None
         self._training = False
         self._ahead: deque[tuple[int, int] | None] = deque(maxlen=MOST_AHEAD)
-        self.spent_s = 0.0
-        """Of the training's own time, in this callback."""
 
     def __getattr__(self, name: str) -> Any:
         """Events of releases to come."""
@@ -63,14 +60,12 @@ class InsideCallback:
     def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> Any:
         if self._process is None:
             return None
-        began = time.perf_counter()
         self.on_substep_end(args, state, control)
         self._process.measures.end_step(state.global_step, state.max_steps)
         if self._process.stops(state.global_step):
             control.should_save = control.should_training_stop = True
             control.should_evaluate = False
         self._enter_next(control)
-        self.spent_s += time.perf_counter() - began
         return control
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:

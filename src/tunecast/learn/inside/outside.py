@@ -209,6 +209,7 @@ class _Run:
         self._follow()
         self._outside = self.sampler.summary()
         now = time.time()
+        self.say.end(line(self.live(now)))
         self.journal.append({"event": "seen", "at": now, "outside": self._outside, **self._said()})
         record = merged_folder(self.folder, status, now)
         insides = insides_of(self.folder)
@@ -218,7 +219,6 @@ class _Run:
             total = {"steps": None, "step_s": None, "total_s": now - self.began}
             record["time"] = {**total, **(record.get("time") or {}), "total_s": now - self.began}
             self.journal.end({"event": "end", "at": now, "state": record["state"], "record": record})
-        self.say.end(line(self.live(now)))
         return Ended(status, record)
 
 

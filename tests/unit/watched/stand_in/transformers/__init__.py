@@ -1,0 +1,1 @@
+"""Stands where transformers would be."""

@@ -1,0 +1,3 @@
+"""What tunecast watch changes of it."""
+
+DEFAULT_CALLBACKS: list[type] = []
