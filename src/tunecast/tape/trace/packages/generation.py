@@ -1,7 +1,8 @@
 """transformers' `generate()`: nobody knows what a model without contents would write, so it writes as much as it may.
 
 `GenerationMixin._sample` (generation/utils.py) goes on until every row has drawn its end or is as long as allowed.
-Tokens drawn from scores that nobody knows are taken to be no end, so that all rows become as long as allowed.
+Tokens drawn from scores that nobody knows are taken to be no end, so that all rows become as long as allowed. That is a
+guess wherever a row may end before, since what follows is as long as the longest row.
 """
 
 from __future__ import annotations
@@ -40,11 +41,24 @@ def write_to_the_end(module: ModuleType, recorder: Recorder) -> None:
     @functools.wraps(generate)
     def generating(self: Any, *args: Any, **kwargs: Any) -> Any:
         config = kwargs.get("generation_config") or self.generation_config
-        recorder.assumptions[TO_THE_END] = 1
+        if may_end_before(config, self.generation_config, kwargs):
+            recorder.guesses[TO_THE_END] = 1
         with recorder.scopes.generating(), recorder.values.drawing(plain_token(config, self.generation_config)):
             return generate(self, *args, **kwargs)
 
     module.GenerationMixin.generate = generating  # type: ignore[attr-defined]
+
+
+def may_end_before(config: Any, default: Any, words: dict[str, Any]) -> bool:
+    """Whether a token ends a completion (`EosTokenCriteria`) that need not be as long as allowed
+    (`MinNewTokensLengthLogitsProcessor`). Keywords go before the configuration, that before the model's own."""
+
+    def told(name: str) -> Any:
+        values = (words.get(name), getattr(config, name, None), getattr(default, name, None))
+        return next((value for value in values if value is not None), None)
+
+    least, most = told("min_new_tokens"), told("max_new_tokens")
+    return told("eos_token_id") is not None and not (least is not None and most is not None and least >= most)
 
 
 def plain_token(*configs: Any) -> int:
