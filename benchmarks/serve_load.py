@@ -4,8 +4,8 @@ away, and its memory over many requests.
     python benchmarks/serve_load.py                   all, into benchmarks/results/serve_load.json (some 10 minutes)
     python benchmarks/serve_load.py --only memory     one part; the others stay as they are in the result
 
-It starts a server of its own. Needs starlette, uvicorn and httpx. Beside latencies stands the CPU time that the server's
-processes spent on a request: what the latency is on a machine that does nothing else.
+It starts a server of its own. Needs starlette, uvicorn and httpx. Beside latencies stands the CPU time that the
+server's processes spent on a request: what the latency is on a machine that does nothing else.
 """
 
 from __future__ import annotations
