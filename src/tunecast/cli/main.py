@@ -110,6 +110,10 @@ COMMANDS: Mapping[str, Command] = {
         "what predictions learned from measured runs: show it, see what it changes, take it back",
         "tunecast calibration show",
     ),
+    "serve": Command(
+        "a page to plan a fine-tune by looking, and its HTTP API; on this machine, for this machine",
+        "tunecast serve",
+    ),
     "completion": Command(
         "a script that completes commands, flags, models and cards in bash, zsh or fish",
         "tunecast completion bash > ~/.local/share/bash-completion/completions/tunecast",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import date
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
@@ -18,7 +18,7 @@ from tunecast.market.filters import Filters
 from tunecast.market.offer import RESERVED, SPOT
 from tunecast.market.selection import BESIDE, MARKETPLACE, Rules, Selection, select
 from tunecast.planning.bill import Terms
-from tunecast.planning.choice import Constraints, Money, Plan
+from tunecast.planning.choice import Choice, Constraints, Money, Plan
 from tunecast.planning.constraints import relaxations, verdict
 from tunecast.planning.plan import Question, plan_of
 from tunecast.planning.search import Progress
@@ -30,6 +30,7 @@ from tunecast.units import HOUR_S
 if TYPE_CHECKING:
     from tunecast.door.trace import ScriptTrace
 
+Found = Callable[[Choice], None]
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?(s|m|min|h|d)")
 UNITS_S = {"s": 1, "m": 60, "min": 60, "h": HOUR_S, "d": 24 * HOUR_S}
 
@@ -116,10 +117,16 @@ class Planner:
     """One question, asked of more or fewer offers, with more or less freedom."""
 
     def __init__(
-        self, job: Job | None, options: PlanOptions, progress: Progress | None = None, launcher_share: float = 0.0
+        self,
+        job: Job | None,
+        options: PlanOptions,
+        progress: Progress | None = None,
+        found: Found | None = None,
+        launcher_share: float = 0.0,
     ) -> None:
-        """`launcher_share`: of a job that is to be launched, `planning.bill.Terms.launcher_share`."""
-        self.job, self.progress, self.launcher_share = job, progress, launcher_share
+        """`found` is told of each hardware's cheapest choice while the search goes on; `launcher_share`: of a job that
+        is to be launched, `planning.bill.Terms.launcher_share`."""
+        self.job, self.progress, self.found, self.launcher_share = job, progress, found, launcher_share
         self.options = every = filters.with_defaults("plan", options, PlanOptions.__annotations__)
         every["keep"], every["allow"] = field_names(every["keep"]), field_names(every["allow"])
         every["within"] = _seconds(every["within"])
@@ -163,7 +170,7 @@ class Planner:
         offers = self.select(filters.filters_of(self.options))
         if not offers.offers:
             raise self._no_offer(offers)
-        found = self._search(offers, self.question, front_in_full=front_in_full)
+        found = self._search(offers, self.question, front_in_full=front_in_full, found=self.found)
         failure = verdict(found)
         if isinstance(failure, DoesNotFit):
             failure = verdict(found, self._nearest(offers, is_known=_is_known(found)))
@@ -181,9 +188,11 @@ class Planner:
         show = frozenset(BESIDE) - ({SPOT} if given["no_spot"] else set())
         return select(self.known, wanted, Rules(allow, show, given["max_age"]), self.today, self.own)
 
-    def _search(self, offers: Selection, question: Question, *, front_in_full: bool = False) -> Plan:
+    def _search(
+        self, offers: Selection, question: Question, *, front_in_full: bool = False, found: Found | None = None
+    ) -> Plan:
         assert self.job is not None
-        return plan_of(self.job, offers, question, progress=self.progress, front_in_full=front_in_full)
+        return plan_of(self.job, offers, question, progress=self.progress, front_in_full=front_in_full, found=found)
 
     def _no_offer(self, offers: Selection) -> DoesNotFit:
         """What is said where no offer is left, with what would leave some."""
