@@ -3,6 +3,7 @@
 changes.py        Changes to a job that need less memory, each tried: what it would save, and whether the job fits
                   then
 compare.py        What differs between two jobs, and what each difference costs
+every_card.py     A job's need against every card of the catalogue: what a memory bar shows while a slider moves
 ladder.py         What people change in a job that is to need less memory, or less time: one ladder, from least harm
                   to most
 largest.py        The most of something that still fits: searched by doubling and bisection over a question with a yes

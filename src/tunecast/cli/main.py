@@ -98,6 +98,10 @@ COMMANDS: Mapping[str, Command] = {
         "measure this machine's GPU; predictions for it then use its own figures",
         "tunecast calibrate",
     ),
+    "serve": Command(
+        "a page to plan a fine-tune by looking, and its HTTP API; on this machine, for this machine",
+        "tunecast serve",
+    ),
     "completion": Command(
         "a script that completes commands, flags, models and cards in bash, zsh or fish",
         "tunecast completion bash > ~/.local/share/bash-completion/completions/tunecast",

@@ -4,6 +4,7 @@ accelerate.py    accelerate's configuration, from its YAML file or the launcher'
                  launcher would set
 asking.py        A question that is many predictions: each job is asked for once, and what goes with an answer cannot
                  take it away
+cards.py         A job's need against every card of the catalogue, in one answer
 catalogue.py     What can be named: cards, machines and links, bundled models
 compare.py       What differs between two jobs, and what each difference costs
 data.py          What training data holds: how many samples and tokens, how long they are, and what a job makes of

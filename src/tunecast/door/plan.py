@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import date
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
@@ -18,7 +18,7 @@ from tunecast.market.filters import Filters
 from tunecast.market.offer import RESERVED, SPOT
 from tunecast.market.selection import BESIDE, MARKETPLACE, Rules, Selection, select
 from tunecast.planning.bill import Terms
-from tunecast.planning.choice import Constraints, Money, Plan
+from tunecast.planning.choice import Choice, Constraints, Money, Plan
 from tunecast.planning.constraints import relaxations, verdict
 from tunecast.planning.plan import Question, plan_of
 from tunecast.planning.search import Progress
@@ -115,8 +115,15 @@ def field_names(given: Names) -> list[str]:
 class Planner:
     """One question, asked of more or fewer offers, with more or less freedom."""
 
-    def __init__(self, job: Job | None, options: PlanOptions, progress: Progress | None = None) -> None:
-        self.job, self.progress = job, progress
+    def __init__(
+        self,
+        job: Job | None,
+        options: PlanOptions,
+        progress: Progress | None = None,
+        found: Callable[[Choice], None] | None = None,
+    ) -> None:
+        """`found` is told of each hardware's cheapest choice while the search goes on."""
+        self.job, self.progress, self.found = job, progress, found
         self.options = every = filters.with_defaults("plan", options, PlanOptions.__annotations__)
         every["keep"], every["allow"] = field_names(every["keep"]), field_names(every["allow"])
         every["within"] = _seconds(every["within"])
@@ -177,9 +184,13 @@ class Planner:
         show = frozenset(BESIDE) - ({SPOT} if given["no_spot"] else set())
         return select(self.known, wanted, Rules(allow, show, given["max_age"]), self.today, self.own)
 
-    def _search(self, offers: Selection, question: Question, *, front_in_full: bool = False) -> Plan:
+    def _search(
+        self, offers: Selection, question: Question, *, front_in_full: bool = False, asked: bool = True
+    ) -> Plan:
+        """`asked`: it is the plan itself, and not one that is made to say what would do."""
         assert self.job is not None
-        return plan_of(self.job, offers, question, progress=self.progress, front_in_full=front_in_full)
+        found = self.found if asked else None
+        return plan_of(self.job, offers, question, progress=self.progress, front_in_full=front_in_full, found=found)
 
     def _no_offer(self, offers: Selection) -> DoesNotFit:
         """What is said where no offer is left, with what would leave some."""
@@ -204,7 +215,7 @@ class Planner:
         tried += [(name, wider[name], offers) for name in wider if is_known or name == "--allow method"]
         for name, freedom, of in tried:
             try:
-                found = self._search(of, replace(question, freedom=freedom))
+                found = self._search(of, replace(question, freedom=freedom), asked=False)
             except TunecastError:
                 continue
             if found.choices:

@@ -81,8 +81,10 @@ def plan_of(
     progress: Progress | None = None,
     bounds: bool = True,
     front_in_full: bool = False,
+    found: Callable[[Choice], None] | None = None,
 ) -> Plan:
-    """`front_in_full` gives the whole front its predictions, which picks always have.
+    """`front_in_full` gives the whole front its predictions, which picks always have. `found` is told of each
+    hardware's cheapest choice while the search goes on, before anything is picked.
 
     Raises what reading the model raises; that nothing fits is a plan without choices (`constraints.verdict`).
     """
@@ -90,7 +92,7 @@ def plan_of(
     model = model or models_of(job)
     job = fill_in_of(with_data(job, assumed), model)
     require_architecture(job, model)
-    planner = JobPlanner(job, offers, question, model, progress, bounds)
+    planner = JobPlanner(job, offers, question, model, progress, bounds, found)
     return planner.make(assumed, front_in_full=front_in_full)
 
 
@@ -289,10 +291,10 @@ class JobPlanner(PlanMaker):
 
     def __init__(
         self, job: Job, offers: Selection, question: Question, model: ModelConfig, progress: Progress | None,
-        bounds: bool,
+        bounds: bool, found: Callable[[Choice], None] | None = None,
     ) -> None:  # fmt: skip
         super().__init__(job, offers, question)
-        self.model, self.progress, self.bounds = model, progress, bounds
+        self.model, self.progress, self.bounds, self.found = model, progress, bounds, found
         self.space = self.alone = self._space(several=False)
         self.estimator = Estimator(self.space, model)
 
@@ -318,6 +320,7 @@ class JobPlanner(PlanMaker):
         return outcome, False
 
     def _search(self, within_s: float | None) -> Outcome:
+        found = self.found
         search = Search(
             self.space,
             self.estimator,
@@ -326,6 +329,7 @@ class JobPlanner(PlanMaker):
             aims=self.aims(within_s),
             bounds=self.bounds,
             progress=self.progress,
+            found=None if found is None else lambda point: found(self.choice(point)),
         )
         self._outcomes.append(search.run())
         return self._outcomes[-1]

@@ -107,6 +107,8 @@ class Outcome:
     seconds: float
 
 
+Found = Callable[[Point[FittingSetting]], None]
+"""Told of each hardware's cheapest choice as it is found; a later one of the same hardware is cheaper."""
 FRONT = "front"
 NEVER = (inf, inf)
 """Dollars and seconds of what does not run."""
@@ -119,10 +121,10 @@ class Search:
 
     def __init__(
         self, space: Space, estimator: Estimator, biller: Biller, *, aim: Aim = ANYTHING, aims: Sequence[Aim] = (),
-        bounds: bool = True, progress: Progress | None = None,
+        bounds: bool = True, progress: Progress | None = None, found: Found | None = None,
     ) -> None:  # fmt: skip
         self.space, self.estimator, self.biller = space, estimator, biller
-        self.bounds, self.progress = bounds, progress
+        self.bounds, self.progress, self.found = bounds, progress, found
         self.goal: Goal[FittingSetting] = Goal(aim)
         self.goals: tuple[Goal[FittingSetting], ...] = (self.goal, *(Goal(each, self.goal) for each in aims))
         self.best: dict[str, Point[FittingSetting]] = {}
@@ -429,6 +431,8 @@ class Search:
             name = found.rig.hardware
             if name not in self.best or point[:3] < self.best[name][:3]:
                 self.best[name] = point
+                if self.found is not None:
+                    self.found(point)
 
     def _prices(self, rig: Rig, result_bytes: int) -> tuple[PriceFloor, ...]:
         """Of the offers of a rig that no other makes needless."""

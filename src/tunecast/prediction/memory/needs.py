@@ -81,6 +81,12 @@ def smallest_capacity_bytes(runs: Replays) -> int:
     given card is for `replay` with that card's capacity to say, not for a comparison with this number; what is told
     beside that verdict is `least_beside`.
     """
+    if runs.least_bytes is None:
+        runs.least_bytes = _least_bytes(runs)
+    return runs.least_bytes
+
+
+def _least_bytes(runs: Replays) -> int:
     rows, settings = runs.rows, runs.settings
     most_bytes = max(peak.reserved_bytes for peak in runs.unlimited.peaks)
     if native.least is not None and played_at_once(settings):

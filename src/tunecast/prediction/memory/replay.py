@@ -121,6 +121,8 @@ class Replays:
         self.rows, self.settings = rows, settings
         self.from_start = from_start
         """Peaks count what precedes the first step too, as those of a script do that never resets them."""
+        self.least_bytes: int | None = None
+        """Once it was searched for (`needs.smallest_capacity_bytes`): of every card this run is held against."""
         self._seen: list[Replay] = []
 
     @cached_property

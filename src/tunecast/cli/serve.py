@@ -1,0 +1,73 @@
+"""`tunecast serve`: the page and the HTTP API, on this machine."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
+
+from tunecast.cli.arguments import Parser
+from tunecast.errors import NotResolved, UsageError
+
+USAGE = "tunecast serve [--port N] [--host H --token-file F] [--hub] [--no-browser]"
+DESCRIPTION = """\
+A page to plan a fine-tune by looking, and the HTTP API behind it, served by this machine to this machine. It prints its
+URL and runs until it is interrupted. No request leaves the machine: models are the bundled ones, or a config.json that
+is pasted into the page; --hub allows Hub ids."""
+EPILOG = """\
+examples:
+  tunecast serve                                                    at http://127.0.0.1:8765/, and opens a browser
+  tunecast serve --port 0 --no-browser                              any port that is free
+  tunecast serve --host 10.0.0.5 --token-file token --no-browser    for a team: whoever asks needs the token
+
+Then, from a program: curl -s 127.0.0.1:8765/api/predict -H 'Content-Type: application/json' \\
+  -d '{"job": {"model": "llama-3.1-8b", "method": "qlora", "hardware": {"gpu": "rtx-4090"}}}'
+"""
+PORT = 8765
+PACKAGES = ("starlette", "uvicorn")
+
+
+def parser() -> Parser:
+    made = Parser("serve", USAGE, DESCRIPTION, EPILOG)
+    made.add_argument("--port", metavar="N", type=int, default=PORT, help=f"default: {PORT}; 0: any that is free")
+    made.add_argument(
+        "--host",
+        metavar="H",
+        default="127.0.0.1",
+        help="address to listen at; another than this machine's own needs a token",
+    )
+    made.add_argument("--token-file", metavar="F", help="a file with the token that every request has to carry")
+    made.add_argument("--hub", action="store_true", help="jobs may name Hub ids, which are looked up there")
+    made.add_argument("--no-browser", action="store_true", help="open no browser")
+    return made
+
+
+def run(argv: Sequence[str]) -> int:
+    arguments = parser().read(argv)
+    missing = [name for name in PACKAGES if find_spec(name) is None]
+    if missing:
+        raise NotResolved(f"{' and '.join(missing)} not installed. To fix: pip install 'tunecast[serve]'")
+    if not 0 <= arguments.port <= 65535:
+        raise UsageError(f"--port: got {arguments.port}; allowed: 0 to 65535", field="--port")
+    from tunecast.web.http.server import serve
+    from tunecast.web.safety import token_in
+
+    token = None if arguments.token_file is None else token_in(arguments.token_file)
+
+    def ready(url: str) -> None:
+        print(url, flush=True)
+        if not arguments.no_browser and token is None:
+            open_browser(url)
+
+    serve(arguments.host, arguments.port, token, hub=arguments.hub, ready=ready)
+    return 0
+
+
+def open_browser(url: str) -> None:
+    """Where there is a screen: a browser of the terminal would take that over."""
+    if sys.platform == "linux" and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+        return
+    import webbrowser
+
+    webbrowser.open(url)

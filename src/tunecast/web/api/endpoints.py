@@ -1,0 +1,187 @@
+"""Every address of the API, declared once: what is asked, by whom it is worked on, and what it takes.
+
+The routes, the checks of what a client sends and /api/openapi.json are made of these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from tunecast.records import dataclass, field
+from tunecast.units import KIB, MIB
+from tunecast.web.api.job_schema import job_schema
+from tunecast.web.api.schema import Schema, body, text
+
+Work = Literal["lane", "once", "stream", "upload"]
+"""By a lane, in a moment; by a process of its own; the same, with events on the way; the same, bounded more tightly."""
+MOST_BODY_BYTES = 1 * MIB
+MOST_UPLOAD_BYTES = 4 * MIB
+"""As of a file that commands read (job/readers/bounds.py)."""
+KINDS = ("yaml", "command", "python", "slurm", "skypilot", "report")
+"""What a job is exported as (asking/exports.py)."""
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    path: str
+    question: str
+    """Of asking/questions.py."""
+    summary: str
+    work: Work = "lane"
+    takes: Schema = field(default_factory=dict)
+    """Of a POST: its body. Of a GET: an object of its query."""
+    method: Literal["GET", "POST"] = "POST"
+    answers: str = "application/json"
+    schema: str = ""
+    """Of the contract: the answer's `schema`, where it has one."""
+    most_bytes: int = MOST_BODY_BYTES
+    is_list: bool = False
+
+
+JOB: Schema = {"type": "object", "description": "a job, as its file has it (docs/defaults.md)"}
+CONFIG: Schema = {
+    "type": ["object", "null"],
+    "description": "the config.json of the job's model, where that is not bundled; the job's `model` is then only a name",
+}
+NAMES: Schema = {"type": ["array", "string"], "items": text(100), "maxItems": 100, "maxLength": 1000}
+MAYBE: Mapping[str, Schema] = {
+    "text": {"type": ["string", "null"], "maxLength": 200},
+    "number": {"type": ["number", "null"], "minimum": 0, "maximum": 1e12},
+    "count": {"type": ["integer", "null"], "minimum": 1, "maximum": 1_000_000},
+    "switch": {"type": ["boolean", "null"]},
+}
+FILTERS: Mapping[str, Schema] = {
+    **dict.fromkeys(("gpu", "certified", "interconnect", "vendor"), MAYBE["text"]),
+    **dict.fromkeys(("provider", "exclude_provider", "kind", "country"), NAMES),
+    **dict.fromkeys(("eu", "no_cloud_act", "spot", "no_spot"), MAYBE["switch"]),
+    **{"gpus": MAYBE["count"], "max_usd": MAYBE["number"], "max_age": MAYBE["count"]},
+}
+"""Options that `tunecast plan` and `tunecast offers` share, by the names of their flags."""
+PLAN: Mapping[str, Schema] = {
+    **FILTERS,
+    "within": {"type": ["string", "number", "null"], "maxLength": 40, "description": "6h, 90min, 2d, or seconds"},
+    **{"nodes_up_to": MAYBE["count"], "runs": MAYBE["count"]},
+    **dict.fromkeys(("validated", "weekly", "marketplace", "reserved", "eur"), MAYBE["switch"]),
+    **dict.fromkeys(("keep", "allow"), NAMES),
+    **dict.fromkeys(("as_of",), {"type": ["string", "null"], "maxLength": 40, "description": "a day: 2026-09-01"}),
+    **dict.fromkeys(("interruptions", "usd_per_eur", "vat"), MAYBE["number"]),
+    **dict.fromkeys(("storage", "egress"), {"type": ["string", "integer", "null"], "maxLength": 40}),
+}
+FILE = {"name": text(255, "of the file, for its ending", minLength=1), "text": text(MOST_UPLOAD_BYTES, "what it holds")}
+UPLOAD = {"work": "upload", "most_bytes": MOST_UPLOAD_BYTES + 64 * KIB}
+
+
+def of_job(**more: Schema) -> dict[str, Any]:
+    return body(
+        {"job": JOB, "model_config": CONFIG, **more}, "job", *(name for name in more if name in ("other", "as"))
+    )
+
+
+ENDPOINTS: tuple[Endpoint, ...] = (
+    Endpoint(
+        "/api/predict",
+        "predict",
+        "memory, time and energy of a job: what `tunecast predict --json` prints",
+        takes=of_job(cost={"type": "boolean", "description": "with what the job's own machines cost"}),
+        schema="tunecast.prediction/1",
+    ),
+    Endpoint(
+        "/api/cards",
+        "cards",
+        "the job's need against every card of the catalogue",
+        takes=of_job(
+            exact={"type": "boolean", "description": "replay every card's own run: seconds instead of a moment"}
+        ),
+        schema="tunecast.cards/1",
+    ),
+    Endpoint(
+        "/api/plan",
+        "plan",
+        "which machines to rent: server-sent events `progress`, `choice` (of each hardware the cheapest, as it is "
+        "found), `failure` where no pick keeps to the limits, then `plan` (what `tunecast plan --json` prints), or "
+        "`error`",
+        "stream",
+        of_job(**PLAN),
+        answers="text/event-stream",
+    ),
+    Endpoint(
+        "/api/fit",
+        "fit",
+        "the smallest changes that make a job fit: what `tunecast fit --json` prints",
+        "once",
+        of_job(allow=NAMES),
+        schema="tunecast.fit/1",
+    ),
+    Endpoint(
+        "/api/compare",
+        "compare",
+        "what differs between two jobs, and what each difference costs: what `tunecast compare --json` prints",
+        "once",
+        of_job(other=JOB),
+        schema="tunecast.compare/1",
+    ),
+    Endpoint(
+        "/api/export",
+        "export",
+        "a job as a file to take along",
+        "once",
+        of_job(**{"as": {"type": "string", "enum": list(KINDS)}}),
+        answers="text/plain",
+    ),
+    Endpoint(
+        "/api/read",
+        "read",
+        "the job understood from a file somebody trains with: what `tunecast read --json` prints",
+        takes=body(
+            {**FILE, "values": {"type": ["object", "null"], "description": "keys that win over the file's"}}, *FILE
+        ),
+        schema="tunecast.job/1",
+        **UPLOAD,  # type: ignore[arg-type]
+    ),
+    Endpoint(
+        "/api/data",
+        "data",
+        "what training data holds: what `tunecast data --json` prints",
+        takes=body(FILE, *FILE),
+        schema="tunecast.data/1",
+        **UPLOAD,  # type: ignore[arg-type]
+    ),
+    Endpoint(
+        "/api/models",
+        "models",
+        "bundled models whose name, Hub ids or family hold every word of q",
+        takes=body({"q": text(200), "family": text(64)}),
+        method="GET",
+        is_list=True,
+    ),
+    Endpoint(
+        "/api/gpus",
+        "gpus",
+        "the cards a job can name",
+        takes=body({"q": text(200), "vendor": text(64), "min_memory": text(40)}),
+        method="GET",
+        schema="tunecast.gpus/1",
+    ),
+    Endpoint(
+        "/api/offers",
+        "offers",
+        "what machines cost, where, with the age and source of every price",
+        takes=body({"q": text(200), **FILTERS}),
+        method="GET",
+        schema="tunecast.offers/1",
+    ),
+    Endpoint(
+        "/api/runs", "runs", "measured runs that are kept on this machine", takes=body({}), method="GET", is_list=True
+    ),
+)
+
+
+def published_takes(endpoint: Endpoint) -> dict[str, Any]:
+    """What it takes, with every field of a job: workers check those by their own rules (job/mapping.py)."""
+    takes = dict(endpoint.takes)
+    inner = dict(takes.get("properties", {}))
+    for name in ("job", "other"):
+        if name in inner:
+            inner[name] = job_schema()
+    return {**takes, "properties": inner}

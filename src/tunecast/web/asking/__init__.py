@@ -1,0 +1,7 @@
+"""What a worker is asked, and what it answers.
+
+exports.py    A job as what somebody takes along: a job file, a command, Python, a Slurm script, a SkyPilot task, a
+              report
+jobs.py       A job as a client sends it
+questions.py  Every question of the API: what a worker is given, and what it answers
+"""

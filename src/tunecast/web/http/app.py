@@ -1,0 +1,201 @@
+"""The application: every request is looked at before anything is done, and every answer has the same headers.
+
+uvicorn ──► Guard (who asks, how often) ──► Starlette's routes ──► a lane, a process of its own, or a static file
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from tunecast import __version__
+from tunecast.web.api.endpoints import ENDPOINTS, Endpoint
+from tunecast.web.api.openapi import document
+from tunecast.web.api.query import query_values
+from tunecast.web.http.bodies import body_of, likeness_of
+from tunecast.web.http.pages import page_routes
+from tunecast.web.safety import HEADERS, Access, Denial, RateLimit
+from tunecast.web.workers import frames
+from tunecast.web.workers.pool import Pool, Refused
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+WRONG_TOKEN_COST = 50.0
+"""Requests that a wrong token counts for: at 100 a second two guesses, of 2^128."""
+JSON = "application/json"
+NAMES = {404: "not_found", 405: "method"}
+
+
+def application(pool: Pool, access: Access, rate: RateLimit) -> Guard:
+    routes = [Route(each.path, _endpoint(each, pool), methods=[each.method]) for each in ENDPOINTS]
+    routes += [Route("/api/health", _health), Route("/api/openapi.json", _openapi), *page_routes()]
+    return Guard(Starlette(routes=routes, exception_handlers={HTTPException: _not_found}), access, rate)
+
+
+class Guard:
+    """Around the application: nothing that it refuses reaches a route."""
+
+    def __init__(self, app: Any, access: Access, rate: RateLimit) -> None:
+        self.app, self.access, self.rate = app, access, rate
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return  # a websocket, of which there is none: the connection is closed
+        headers: dict[str, list[str]] = {}
+        for name, value in scope["headers"]:
+            headers.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1"))
+
+        async def send_with_headers(message: MutableMapping[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                own = {name for name, _ in message.get("headers", ())}
+                more = [(name.encode(), text.encode()) for name, text in HEADERS.items() if name.encode() not in own]
+                message = {**message, "headers": [*message.get("headers", ()), *more]}
+            await send(message)
+
+        refused = self._refusal(scope, headers)
+        await (self.app if refused is None else refused)(scope, receive, send_with_headers)
+
+    def _refusal(self, scope: Scope, headers: Mapping[str, list[str]]) -> Response | None:
+        address = (scope.get("client") or ("",))[0]
+        wait_s = self.rate.take(address)
+        if wait_s:
+            told = Denial(429, "rate", f"too many requests. To fix: ask again in {wait_s:.1f} s")
+            return _denied(told, {"retry-after": str(int(wait_s) + 1)})
+        denial = self.access.denial(headers, scope["path"], scope["method"])
+        if denial is None:
+            return None
+        if denial.status == 401:
+            self.rate.take(address, WRONG_TOKEN_COST)
+            return _denied(denial, {"www-authenticate": "Bearer"})
+        return _denied(denial)
+
+
+def _denied(denial: Denial, headers: Mapping[str, str] | None = None) -> Response:
+    error = {"code": denial.code, "field": None, "message": denial.message}
+    return Response(json.dumps({"error": error}), denial.status, headers, JSON)
+
+
+async def _not_found(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    code = NAMES.get(error.status_code, "request")
+    told = Denial(error.status_code, code, f"{request.method} {request.url.path[:200]}: {error.detail}")
+    return _denied(told, error.headers)
+
+
+async def _health(request: Request) -> Response:
+    return Response(json.dumps({"status": "ok", "version": __version__}), media_type=JSON)
+
+
+async def _openapi(request: Request) -> Response:
+    return Response(json.dumps(document()), media_type=JSON)
+
+
+def _endpoint(endpoint: Endpoint, pool: Pool) -> Callable[[Request], Awaitable[Response]]:
+    async def answer(request: Request) -> Response:
+        try:
+            if endpoint.method == "GET":
+                body = json.dumps(query_values(endpoint, request.query_params.multi_items())).encode()
+            else:
+                body = await body_of(request, endpoint)
+            if endpoint.work == "lane":
+                return Response(await pool.answer(endpoint.question, body, likeness_of(body)), media_type=JSON)
+            work = pool.events(endpoint.question, body, uploaded=endpoint.work == "upload")
+            if endpoint.work == "stream":
+                return await _stream(work)
+            return _response(endpoint, await _last_unless_gone(work, request))
+        except Refused as refused:
+            headers = {"retry-after": "1"} if refused.status == 429 else None
+            return Response(refused.body, refused.status, headers, JSON)
+
+    return answer
+
+
+def _response(endpoint: Endpoint, answer: bytes) -> Response:
+    if endpoint.answers == JSON:
+        return Response(answer, media_type=JSON)
+    told = json.loads(answer)
+    attached = {"content-disposition": f'attachment; filename="{told["name"]}"'}
+    return Response(told["text"], headers=attached, media_type=endpoint.answers)
+
+
+async def _last_unless_gone(work: AsyncIterator[tuple[bytes, bytes]], request: Request) -> bytes:
+    """The answer; where the client goes away first, the process that works on it ends."""
+
+    async def last() -> bytes:
+        found = b""
+        async for _, found in work:
+            pass
+        return found
+
+    asked, gone = asyncio.ensure_future(last()), asyncio.ensure_future(_until_gone(request.receive))
+    try:
+        await asyncio.wait({asked, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if asked.done():
+            return asked.result()
+        raise Refused.of(400, "gone", "the client went away")
+    finally:
+        for each in (asked, gone):
+            each.cancel()
+        await asyncio.gather(asked, gone, return_exceptions=True)
+
+
+async def _until_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _stream(work: AsyncIterator[tuple[bytes, bytes]]) -> Response:
+    """The first event is waited for, so that what is refused at once has a status of its own."""
+    first = await anext(work)
+    return EventStream(first, work)
+
+
+class EventStream(Response):
+    """Server-sent events of a process, which ends when the client goes away."""
+
+    def __init__(self, first: tuple[bytes, bytes], work: AsyncIterator[tuple[bytes, bytes]]) -> None:
+        super().__init__(media_type="text/event-stream")
+        self.first, self.work = first, work
+        del self.headers["content-length"]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        writing, gone = asyncio.ensure_future(self._write(send)), asyncio.ensure_future(_until_gone(receive))
+        try:
+            await asyncio.wait({writing, gone}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for each in (writing, gone):
+                each.cancel()
+            await asyncio.gather(writing, gone, return_exceptions=True)
+            await self.work.aclose()  # type: ignore[attr-defined]
+
+    async def _write(self, send: Send) -> None:
+        try:
+            await self._write_event(send, *self.first)
+            async for kind, found in self.work:
+                await self._write_event(send, kind, found)
+        except Refused as refused:
+            told = json.dumps(json.loads(refused.body)["error"])
+            await _send_event(send, b"error", told.encode())
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _write_event(self, send: Send, kind: bytes, found: bytes) -> None:
+        if kind == frames.EVENT:
+            told = json.loads(found)
+            await _send_event(send, told["event"].encode(), json.dumps(told["data"]).encode())
+        else:
+            await _send_event(send, b"plan", found)
+
+
+async def _send_event(send: Send, name: bytes, data: bytes) -> None:
+    content = b"event: " + name + b"\ndata: " + data + b"\n\n"
+    await send({"type": "http.response.body", "body": content, "more_body": True})

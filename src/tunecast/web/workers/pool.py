@@ -1,0 +1,257 @@
+"""The server's side of its workers: who is free, who waits, and what ends when a client goes away.
+
+Two kinds, so that a slow plan never stands in the way of a prediction:
+
+    lanes   as many as there are cores, for questions of a moment; each keeps what it built for the jobs it answered
+    once    a process per question that takes long or parses what was uploaded, a few at a time; the rest waits its turn
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Hashable
+from typing import Any
+
+from tunecast.records import NamedTuple, dataclass
+from tunecast.units import GIB, MIB
+from tunecast.web.workers import frames
+
+LANE, ONCE = "lane", "once"
+
+
+class Limits(NamedTuple):
+    """What all clients together may have."""
+
+    lanes: int
+    once: int
+    """Children at a time."""
+    waiting: int = 256
+    """Questions that wait for a lane."""
+    waiting_once: int = 32
+    lane_s: float = 30.0
+    """A question of a moment, at most. The deepest model there may be, 320 layers under ZeRO with adapters everywhere,
+    takes some 10 s (job/model.py)."""
+    once_s: float = 120.0
+    """The slowest plan of the catalogue takes 20 s on a busy machine (docs/speed.md)."""
+    upload_s: float = 20.0
+    upload_bytes: int = 1 * GIB
+
+
+def usual_limits() -> Limits:
+    """By the cores of this machine: they are shared by lanes and children, and plans are the ones to wait."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return Limits(lanes=max(1, min(cores, 8)), once=max(1, min(cores, 8)))
+
+
+class Refused(Exception):
+    """A worker's refusal: the status, and JSON."""
+
+    def __init__(self, status: int, body: bytes) -> None:
+        super().__init__(status)
+        self.status, self.body = status, body
+
+    @classmethod
+    def of(cls, status: int, code: str, message: str, field: str | None = None) -> Refused:
+        return cls(status, json.dumps({"error": {"code": code, "field": field, "message": message}}).encode())
+
+
+BUSY = "all of the server's processes are busy, and as many questions wait as may. To fix: ask again in a moment"
+TOO_LONG = "not answered within {0:g} s, the most that a request may take. To fix: ask for less at once"
+GONE = "the process that worked on this ended: it needs more memory or time than a request may have"
+
+
+class Worker:
+    """One process, by its socket."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+        self.likeness: Hashable = None
+        """What its last question was about."""
+
+    async def ask(self, question: str, body: bytes) -> AsyncIterator[tuple[bytes, bytes]]:
+        """Events, then the answer. Raises `Refused`."""
+        content = question.encode() + b"\n" + body
+        self.writer.write(frames.HEAD.pack(frames.QUESTION, len(content)) + content)
+        await self.writer.drain()
+        while True:
+            kind, length = frames.HEAD.unpack(await self.reader.readexactly(frames.HEAD.size))
+            if length > frames.MOST_FRAME_BYTES:
+                raise ConnectionError("a frame too large")
+            found = await self.reader.readexactly(length)
+            if kind == frames.REFUSAL:
+                told = json.loads(found)
+                raise Refused(told.pop("status"), json.dumps(told).encode())
+            yield kind, found
+            if kind != frames.EVENT:
+                return
+
+    def end(self) -> None:
+        """The process notices, and ends."""
+        with contextlib.suppress(OSError, RuntimeError):
+            self.writer.transport.abort()
+
+
+@dataclass(frozen=True, eq=False)
+class Nursery:
+    """The process workers are forked from."""
+
+    process: subprocess.Popen[bytes]
+    control: socket.socket
+
+    async def worker(self, kind: str, **limits: Any) -> Worker:
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs:
+                told = json.dumps({"kind": kind, "readable": _data_folders(), **limits}).encode()
+                socket.send_fds(self.control, [told], [theirs.fileno()])
+        except OSError:
+            ours.close()
+            raise
+        ours.setblocking(False)
+        return Worker(*await asyncio.open_connection(sock=ours, limit=MIB))
+
+    @property
+    def is_alive(self) -> bool:
+        return self.process.poll() is None
+
+    def end(self) -> None:
+        self.control.close()
+        try:
+            self.process.wait(5)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+def start_nursery(folder: str, *, hub: bool) -> Nursery:
+    import tunecast
+
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    package = os.path.dirname(os.path.dirname(os.path.abspath(tunecast.__file__)))
+    paths = [package, *(os.path.abspath(each) for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    if not hub:  # nothing is looked up, and nothing that was looked up before is read
+        environment |= {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": os.path.join(folder, "no-cache")}
+    with theirs:
+        words = [sys.executable, "-P", "-m", "tunecast.web.workers.nursery", str(theirs.fileno()), folder]
+        process = subprocess.Popen(
+            [*words, "hub" if hub else "offline"],
+            pass_fds=[theirs.fileno()],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    return Nursery(process, ours)
+
+
+class Pool:
+    def __init__(self, folder: str, limits: Limits, *, hub: bool = False) -> None:
+        self.folder, self.limits, self.hub = folder, limits, hub
+        self._nursery = start_nursery(folder, hub=hub)
+        self._free: list[Worker] = []
+        self._lanes = asyncio.Semaphore(limits.lanes)
+        self._once = asyncio.Semaphore(limits.once)
+        self.waiting = self.waiting_once = 0
+
+    async def answer(self, question: str, body: bytes, likeness: Hashable) -> bytes:
+        """By a lane. Raises `Refused`."""
+        if self.waiting >= self.limits.waiting:
+            raise Refused.of(429, "busy", BUSY)
+        self.waiting += 1
+        try:
+            await self._lanes.acquire()
+        finally:
+            self.waiting -= 1
+        # A client that goes away does not take the lane's answer with it: the lane would have to be thrown away.
+        return await asyncio.shield(asyncio.ensure_future(self._by_lane(question, body, likeness)))
+
+    async def _by_lane(self, question: str, body: bytes, likeness: Hashable) -> bytes:
+        lane: Worker | None = None
+        try:
+            lane = await self._lane(likeness)
+            async with asyncio.timeout(self.limits.lane_s):
+                kind, found = await anext(lane.ask(question, body))
+            if kind == frames.ANSWER:
+                self._free.append(lane)
+                lane = None
+            return found
+        except Refused:
+            if lane is not None:
+                self._free.append(lane)
+                lane = None
+            raise
+        except TimeoutError:
+            raise Refused.of(422, "limit", TOO_LONG.format(self.limits.lane_s)) from None
+        except (asyncio.IncompleteReadError, OSError):
+            raise Refused.of(422, "limit", GONE) from None
+        finally:
+            if lane is not None:
+                lane.end()
+            self._lanes.release()
+
+    async def _lane(self, likeness: Hashable) -> Worker:
+        """Of those that are free, the one that answered its like last."""
+        if not self._free:
+            lane = await self._worker(LANE)
+        else:
+            lane = next((each for each in self._free if each.likeness == likeness), self._free[0])
+            self._free.remove(lane)
+        lane.likeness = likeness
+        return lane
+
+    async def events(self, question: str, body: bytes, *, uploaded: bool = False) -> AsyncIterator[tuple[bytes, bytes]]:
+        """By a process of its own, which ends with whoever reads this. Raises `Refused`."""
+        limits = self.limits
+        if self.waiting_once >= limits.waiting_once:
+            raise Refused.of(429, "busy", BUSY)
+        self.waiting_once += 1
+        try:
+            await self._once.acquire()
+        finally:
+            self.waiting_once -= 1
+        seconds = limits.upload_s if uploaded else limits.once_s
+        worker: Worker | None = None
+        try:
+            memory = {"memory_bytes": limits.upload_bytes} if uploaded else {}
+            worker = await self._worker(ONCE, cpu_s=seconds, **memory)
+            end_s = asyncio.get_running_loop().time() + seconds
+            answers = worker.ask(question, body)
+            while True:
+                async with asyncio.timeout_at(end_s):
+                    kind, found = await anext(answers)
+                yield kind, found
+                if kind != frames.EVENT:
+                    return
+        except TimeoutError:
+            raise Refused.of(422, "limit", TOO_LONG.format(seconds)) from None
+        except (asyncio.IncompleteReadError, OSError):
+            raise Refused.of(422, "limit", GONE) from None
+        finally:
+            if worker is not None:
+                worker.end()
+            self._once.release()
+
+    async def _worker(self, kind: str, **limits: Any) -> Worker:
+        if not self._nursery.is_alive:
+            self._nursery = start_nursery(self.folder, hub=self.hub)
+        return await self._nursery.worker(kind, **limits)
+
+    def end(self) -> None:
+        for lane in self._free:
+            lane.end()
+        self._nursery.end()
+
+
+def _data_folders() -> list[str]:
+    """What `tunecast calibrate`, `offers update` and `offers add` keep."""
+    from tunecast.learn.store import path_of
+    from tunecast.market.store import folder
+
+    return [str(folder()), str(path_of("any").parent)]
