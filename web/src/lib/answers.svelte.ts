@@ -1,5 +1,6 @@
 // Asks the server whenever a set-up changes: prediction and cards at once, what to change and the plan when hands rest.
 import { Newest, Refusal, events, post } from './api'
+import { grouped } from './format'
 import type { Choice, Fit, Looked, Plan } from './contract'
 import { asked, type Setup } from './state.svelte'
 
@@ -74,7 +75,7 @@ export class Answers {
       for await (const { event, data } of events('plan', { ...asked(setup), ...options(setup) }, abort.signal)) {
         if (abort.signal.aborted) return
         if (event === 'plan') this.plan = data
-        else if (event === 'progress') this.progress = `searched ${data.done} of ${data.all} machines`
+        else if (event === 'progress') this.progress = `searching: ${grouped(data.done)} of ${grouped(data.all)} predicted or ruled out`
         else if (event === 'choice') this.coming = [...this.coming.filter((each) => each.hardware !== data.hardware), data]
         else if (event === 'failure' || event === 'error') this.planRefusal = new Refusal(data.message, data.field, data.code)
       }

@@ -41,12 +41,20 @@ async function send(path: string, body: unknown, signal?: AbortSignal): Promise<
     if (signal?.aborted) throw failure
     throw new Refusal('the server does not answer. To fix: start tunecast serve again.', null, 'gone')
   }
+  if (response.status === 401) window.dispatchEvent(new Event('token'))
   if (!response.ok) throw await refusal(response)
   return response
 }
 
 export const get = async <T>(path: string, signal?: AbortSignal): Promise<T> => (await send(path, undefined, signal)).json()
 export const post = async <T>(path: string, body: unknown, signal?: AbortSignal): Promise<T> => (await send(path, body, signal)).json()
+
+/** A file: its name and what it holds. */
+export async function file(path: string, body: unknown): Promise<{ name: string; text: string }> {
+  const response = await send(path, body)
+  const name = /filename="([^"]+)"/.exec(response.headers.get('content-disposition') ?? '')?.[1] ?? 'tunecast.txt'
+  return { name, text: await response.text() }
+}
 
 /** Server-sent events of a POST, one after another, until the server ends them or `signal` does. */
 export async function* events(path: string, body: unknown, signal: AbortSignal): AsyncGenerator<{ event: string; data: any }> {

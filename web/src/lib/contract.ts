@@ -76,6 +76,7 @@ export interface Offer {
   usd_per_hour: number
   regions: string[]
   countries: string[]
+  placed: string
   dated: string
   vcpus: number | null
   ram_bytes: number | null

@@ -26,9 +26,10 @@ export const PHASES: Record<string, string> = {
 export const kind = (text: string): string => text.replace('on-demand', 'on demand')
 export const seller = (offer: { provider: string; via: string | null }): string =>
   offer.provider + (offer.via ? ` through ${offer.via}` : '')
-export function place(countries: string[]): string {
-  const known = [...countries].sort()
+export function place(offer: { countries: string[]; placed: string }): string {
+  const known = offer.countries.filter(Boolean).sort()
   if (!known.length) return 'country not known'
+  if (offer.placed === 'listed') return known.length === 1 ? `${known[0]}?` : `one of ${known.length} countries`
   return known.length <= 2 ? known.join(' or ') : `${known.slice(0, 2).join(', ')} or ${known.length - 2} more`
 }
 
