@@ -131,10 +131,13 @@ console.log(JSON.stringify(asked.map(([name, given]) => format[name](...given)))
 @contextmanager
 def server() -> Iterator[str]:
     words = [sys.executable, "-m", "tunecast", "serve", "--port", "0", "--no-browser"]
-    with subprocess.Popen(words, cwd=HERE, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
-            yield process.stdout.readline().strip()
+            url = process.stdout.readline().strip()
+            if not url:
+                raise SystemExit("tunecast serve does not start")
+            yield url
         finally:
             process.terminate()
 
