@@ -30,6 +30,7 @@ from tunecast.units import HOUR_S
 if TYPE_CHECKING:
     from tunecast.door.trace import ScriptTrace
 
+Found = Callable[[Choice], None]
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?(s|m|min|h|d)")
 UNITS_S = {"s": 1, "m": 60, "min": 60, "h": HOUR_S, "d": 24 * HOUR_S}
 
@@ -120,7 +121,7 @@ class Planner:
         job: Job | None,
         options: PlanOptions,
         progress: Progress | None = None,
-        found: Callable[[Choice], None] | None = None,
+        found: Found | None = None,
     ) -> None:
         """`found` is told of each hardware's cheapest choice while the search goes on."""
         self.job, self.progress, self.found = job, progress, found
@@ -166,7 +167,7 @@ class Planner:
         offers = self.select(filters.filters_of(self.options))
         if not offers.offers:
             raise self._no_offer(offers)
-        found = self._search(offers, self.question, front_in_full=front_in_full)
+        found = self._search(offers, self.question, front_in_full=front_in_full, found=self.found)
         failure = verdict(found)
         if isinstance(failure, DoesNotFit):
             failure = verdict(found, self._nearest(offers, is_known=_is_known(found)))
@@ -185,11 +186,9 @@ class Planner:
         return select(self.known, wanted, Rules(allow, show, given["max_age"]), self.today, self.own)
 
     def _search(
-        self, offers: Selection, question: Question, *, front_in_full: bool = False, asked: bool = True
+        self, offers: Selection, question: Question, *, front_in_full: bool = False, found: Found | None = None
     ) -> Plan:
-        """`asked`: it is the plan itself, and not one that is made to say what would do."""
         assert self.job is not None
-        found = self.found if asked else None
         return plan_of(self.job, offers, question, progress=self.progress, front_in_full=front_in_full, found=found)
 
     def _no_offer(self, offers: Selection) -> DoesNotFit:
@@ -215,7 +214,7 @@ class Planner:
         tried += [(name, wider[name], offers) for name in wider if is_known or name == "--allow method"]
         for name, freedom, of in tried:
             try:
-                found = self._search(of, replace(question, freedom=freedom), asked=False)
+                found = self._search(of, replace(question, freedom=freedom))
             except TunecastError:
                 continue
             if found.choices:

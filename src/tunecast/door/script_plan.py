@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from tunecast.door.filters import flags_of
-from tunecast.door.plan import Planner, PlanOptions
+from tunecast.door.plan import Found, Planner, PlanOptions
 from tunecast.door.trace import ScriptTrace
 from tunecast.errors import TunecastError, UsageError
 from tunecast.hardware.cluster import Cluster
@@ -38,7 +38,9 @@ class ScriptPlanner(Planner):
             raise UsageError(f"{flag}: {told}. To fix: leave it out", field=flag)
         self.runs = TracedRuns(require_length(found), tell, progress)
 
-    def _search(self, offers: Selection, question: Question, *, front_in_full: bool = False) -> Plan:
+    def _search(
+        self, offers: Selection, question: Question, *, front_in_full: bool = False, found: Found | None = None
+    ) -> Plan:
         traces = self.options["traces"]
         most = MOST_TRACES if traces is None else traces
         return script_plan_of(self.runs, offers, question, most_traces=most, front_in_full=front_in_full)

@@ -42,13 +42,14 @@ class Endpoint:
 JOB: Schema = {"type": "object", "description": "a job, as its file has it (docs/defaults.md)"}
 CONFIG: Schema = {
     "type": ["object", "null"],
-    "description": "the config.json of the job's model, where that is not bundled; the job's `model` is then only a name",
+    "description": "the config.json of the job's model, where that is not bundled; `model` is then only a name",
 }
 NAMES: Schema = {"type": ["array", "string"], "items": text(100), "maxItems": 100, "maxLength": 1000}
 MAYBE: Mapping[str, Schema] = {
     "text": {"type": ["string", "null"], "maxLength": 200},
     "number": {"type": ["number", "null"], "minimum": 0, "maximum": 1e12},
     "count": {"type": ["integer", "null"], "minimum": 1, "maximum": 1_000_000},
+    "size": {"type": ["string", "integer", "null"], "maxLength": 40, "minimum": 0},
     "switch": {"type": ["boolean", "null"]},
 }
 FILTERS: Mapping[str, Schema] = {
@@ -64,9 +65,9 @@ PLAN: Mapping[str, Schema] = {
     **{"nodes_up_to": MAYBE["count"], "runs": MAYBE["count"]},
     **dict.fromkeys(("validated", "weekly", "marketplace", "reserved", "eur"), MAYBE["switch"]),
     **dict.fromkeys(("keep", "allow"), NAMES),
-    **dict.fromkeys(("as_of",), {"type": ["string", "null"], "maxLength": 40, "description": "a day: 2026-09-01"}),
+    "as_of": {"type": ["string", "null"], "maxLength": 40, "description": "a day: 2026-09-01"},
     **dict.fromkeys(("interruptions", "usd_per_eur", "vat"), MAYBE["number"]),
-    **dict.fromkeys(("storage", "egress"), {"type": ["string", "integer", "null"], "maxLength": 40}),
+    **dict.fromkeys(("storage", "egress"), MAYBE["size"]),
 }
 FILE = {"name": text(255, "of the file, for its ending", minLength=1), "text": text(MOST_UPLOAD_BYTES, "what it holds")}
 UPLOAD = {"work": "upload", "most_bytes": MOST_UPLOAD_BYTES + 64 * KIB}

@@ -41,7 +41,8 @@ def problems(schema: Schema, value: object, where: str = "") -> Iterator[tuple[s
         if not least <= len(value) <= most:
             yield where, f"got {len(value)} characters; allowed: {least} to {most}"
     elif isinstance(value, (int, float)) and not isinstance(value, bool):
-        if not schema.get("minimum", value) <= value <= schema.get("maximum", value):
+        within = schema.get("minimum", value) <= value <= schema.get("maximum", value)
+        if not within:
             yield where, f"got {shown(value)}; allowed: {schema.get('minimum', '')} to {schema.get('maximum', '')}"
 
 

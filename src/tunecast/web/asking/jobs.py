@@ -23,9 +23,10 @@ from tunecast.job.registry import bundled_names, bundled_spelling
 from tunecast.records import NamedTuple
 
 CONFIG = "config.json"
-PATHS = (("data", "path"), ("data", "tokenizer"))
+Place = tuple[str, ...]
+PATHS: tuple[Place, ...] = (("data", "path"), ("data", "tokenizer"))
 """Fields that name a file and nothing else."""
-MODELS = (("model",), ("distill", "teacher"), ("rl", "reward_model"))
+MODELS: tuple[Place, ...] = (("model",), ("distill", "teacher"), ("rl", "reward_model"))
 """Fields that name a model, which may be a path."""
 DISTRIBUTION = re.compile(r"[a-z]{1,20}\([0-9a-z=., _-]{0,2000}\)")
 """`lognormal(median=300, p90=1200)`: no file is called so, as none is looked for."""

@@ -1,6 +1,6 @@
-"""Every question of the API: what a worker is given, and what it answers. The doors of Python and the commands are asked.
+"""Every question of the API, put to the doors that Python and the commands go through.
 
-`{"ask": "predict", "given": {"job": {...}}}` ──► `answer` ──► JSON of the contract, or `refusal` of what was raised
+"predict", JSON that a client sent ──► `answer` ──► JSON of the contract, or `refusal` of what was raised
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tunecast.web.api.endpoints import ENDPOINTS
 from tunecast.web.api.schema import problems
 from tunecast.web.asking.jobs import Asker, job_of, own_file
 
-__all__ = ["Asker", "QUESTIONS", "answer", "refusal"]
+__all__ = ["QUESTIONS", "Asker", "answer", "refusal"]
 
 Given = Mapping[str, Any]
 BAD, UNPROCESSABLE, INTERNAL = 400, 422, 500

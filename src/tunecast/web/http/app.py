@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
-from typing import Any
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, MutableMapping
+from typing import Any, TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -26,6 +26,7 @@ from tunecast.web.safety import HEADERS, Access, Denial, RateLimit
 from tunecast.web.workers import frames
 from tunecast.web.workers.pool import Pool, Refused
 
+T = TypeVar("T")
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
@@ -99,19 +100,20 @@ async def _openapi(request: Request) -> Response:
     return Response(json.dumps(document()), media_type=JSON)
 
 
-def _endpoint(endpoint: Endpoint, pool: Pool) -> Callable[[Request], Awaitable[Response]]:
-    async def answer(request: Request) -> Response:
+def _endpoint(endpoint: Endpoint, pool: Pool) -> Callable[[Request], Awaitable[Response | EventStream]]:
+    async def answer(request: Request) -> Response | EventStream:
         try:
             if endpoint.method == "GET":
                 body = json.dumps(query_values(endpoint, request.query_params.multi_items())).encode()
             else:
                 body = await body_of(request, endpoint)
             if endpoint.work == "lane":
-                return Response(await pool.answer(endpoint.question, body, likeness_of(body)), media_type=JSON)
+                asked = pool.answer(endpoint.question, body, likeness_of(body))
+                return Response(await _unless_gone(asked, request), media_type=JSON)
             work = pool.events(endpoint.question, body, uploaded=endpoint.work == "upload")
             if endpoint.work == "stream":
-                return await _stream(work)
-            return _response(endpoint, await _last_unless_gone(work, request))
+                return await _stream(work, request)
+            return _response(endpoint, await _unless_gone(_last(work), request))
         except Refused as refused:
             headers = {"retry-after": "1"} if refused.status == 429 else None
             return Response(refused.body, refused.status, headers, JSON)
@@ -127,25 +129,27 @@ def _response(endpoint: Endpoint, answer: bytes) -> Response:
     return Response(told["text"], headers=attached, media_type=endpoint.answers)
 
 
-async def _last_unless_gone(work: AsyncIterator[tuple[bytes, bytes]], request: Request) -> bytes:
-    """The answer; where the client goes away first, the process that works on it ends."""
+async def _last(work: AsyncGenerator[tuple[bytes, bytes]]) -> bytes:
+    every = [found async for kind, found in work if kind != frames.EVENT]
+    return every[-1]
 
-    async def last() -> bytes:
-        found = b""
-        async for _, found in work:
-            pass
-        return found
 
-    asked, gone = asyncio.ensure_future(last()), asyncio.ensure_future(_until_gone(request.receive))
+async def _unless_gone(work: Awaitable[T], request: Request) -> T:
+    """The answer; where the client goes away first, whoever works on it ends, or leaves the queue."""
+    asked, gone = asyncio.ensure_future(work), asyncio.ensure_future(_until_gone(request.receive))
     try:
         await asyncio.wait({asked, gone}, return_when=asyncio.FIRST_COMPLETED)
         if asked.done():
             return asked.result()
         raise Refused.of(400, "gone", "the client went away")
     finally:
-        for each in (asked, gone):
-            each.cancel()
-        await asyncio.gather(asked, gone, return_exceptions=True)
+        await _end(asked, gone)
+
+
+async def _end(*tasks: asyncio.Future[Any]) -> None:
+    for each in tasks:
+        each.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _until_gone(receive: Receive) -> None:
@@ -153,30 +157,25 @@ async def _until_gone(receive: Receive) -> None:
         pass
 
 
-async def _stream(work: AsyncIterator[tuple[bytes, bytes]]) -> Response:
+async def _stream(work: AsyncGenerator[tuple[bytes, bytes]], request: Request) -> EventStream:
     """The first event is waited for, so that what is refused at once has a status of its own."""
-    first = await anext(work)
-    return EventStream(first, work)
+    return EventStream(await _unless_gone(anext(work), request), work)
 
 
-class EventStream(Response):
+class EventStream:
     """Server-sent events of a process, which ends when the client goes away."""
 
-    def __init__(self, first: tuple[bytes, bytes], work: AsyncIterator[tuple[bytes, bytes]]) -> None:
-        super().__init__(media_type="text/event-stream")
+    def __init__(self, first: tuple[bytes, bytes], work: AsyncGenerator[tuple[bytes, bytes]]) -> None:
         self.first, self.work = first, work
-        del self.headers["content-length"]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]})
         writing, gone = asyncio.ensure_future(self._write(send)), asyncio.ensure_future(_until_gone(receive))
         try:
             await asyncio.wait({writing, gone}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for each in (writing, gone):
-                each.cancel()
-            await asyncio.gather(writing, gone, return_exceptions=True)
-            await self.work.aclose()  # type: ignore[attr-defined]
+            await _end(writing, gone)
+            await self.work.aclose()
 
     async def _write(self, send: Send) -> None:
         try:

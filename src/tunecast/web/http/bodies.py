@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from typing import Any
+
+from starlette.requests import ClientDisconnect, Request
 
 from tunecast.web.api.endpoints import Endpoint
 from tunecast.web.workers.pool import Refused
@@ -14,7 +15,7 @@ BODY_S = 20.0
 _LIKE = re.compile(rb'"(model|method|stack)"\s*:\s*"([^"\\]{1,100})"')
 
 
-async def body_of(request: Any, endpoint: Endpoint) -> bytes:
+async def body_of(request: Request, endpoint: Endpoint) -> bytes:
     """The whole body. Raises `Refused` where it is not JSON, is compressed, too large or too slow."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":  # what a form of another site can send is not it
@@ -33,6 +34,8 @@ async def body_of(request: Any, endpoint: Endpoint) -> bytes:
                 body += part
                 if len(body) > most:
                     raise too_large
+    except ClientDisconnect:
+        raise Refused.of(400, "gone", "the client went away") from None
     except TimeoutError:
         raise Refused.of(408, "too_slow", f"the body did not arrive within {BODY_S:g} s") from None
     return bytes(body)

@@ -20,6 +20,8 @@ OPENING = frozenset({"open", "os.listdir", "os.scandir", "os.chdir", "os.walk", 
 CHANGING = frozenset(
     {"os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.link", "os.symlink", "os.truncate", "os.chmod", "os.chown"}
 )
+BETWEEN = frozenset({"os.rename", "os.link", "os.symlink"})
+"""Of two paths."""
 CONNECTING = frozenset(
     {"socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "socket.sendto", "socket.bind", "urllib.Request"}
 )
@@ -48,8 +50,9 @@ def confine(folder: str, more: Iterable[str] = (), *, network: bool = False) -> 
 
     def watch(event: str, values: tuple[Any, ...]) -> None:
         if event in OPENING or event in CHANGING:
-            if not is_within(values[0] if values else None, readable if event in OPENING else own):
-                raise Elsewhere(ENOENT, os.strerror(ENOENT), str(values[0])[:200])
+            for path in values[: 2 if event in BETWEEN else 1]:
+                if not is_within(path, readable if event in OPENING else own):
+                    raise Elsewhere(ENOENT, os.strerror(ENOENT), str(path)[:200])
         elif event in STARTING or (event in CONNECTING and not network):
             raise PermissionError(f"{event}: not of this process")
 

@@ -98,7 +98,7 @@ def _live(to: socket.socket, request: Mapping[str, Any], folder: str, hub: bool)
         _end_with(to, own)
         _limit(request)
         confine(own, request["readable"], network=hub)
-        (_answer_all if request["kind"] == LANE else _answer_one)(to, Asker(hub))
+        (_answer_all if request["kind"] == LANE else _answer_one)(to, Asker(hub), request["cpu_s"])
         shutil.rmtree(own, ignore_errors=True)
         code = 0
     finally:
@@ -109,8 +109,13 @@ def _limit(request: Mapping[str, Any]) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_AS, (request.get("memory_bytes") or MOST_ADDRESSES_BYTES,) * 2)
     resource.setrlimit(resource.RLIMIT_FSIZE, (MOST_FILE_BYTES, MOST_FILE_BYTES))
-    if request.get("cpu_s"):
-        resource.setrlimit(resource.RLIMIT_CPU, (int(request["cpu_s"]), int(request["cpu_s"]) + 2))
+
+
+def _limit_cpu(seconds: float) -> None:
+    """Of this question: the limit counts from the start of the process. The kernel ends whoever passes it."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    most = int(used.ru_utime + used.ru_stime + seconds) + 1
+    resource.setrlimit(resource.RLIMIT_CPU, (most, resource.getrlimit(resource.RLIMIT_CPU)[1]))
 
 
 def _end_with(to: socket.socket, own: str) -> None:
@@ -126,13 +131,15 @@ def _end_with(to: socket.socket, own: str) -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
-def _answer_all(to: socket.socket, asker: Asker) -> None:
+def _answer_all(to: socket.socket, asker: Asker, cpu_s: float) -> None:
     while (found := frames.receive(to)) is not None:
+        _limit_cpu(cpu_s)
         if not _answer(to, found[1], asker):
             return
 
 
-def _answer_one(to: socket.socket, asker: Asker) -> None:
+def _answer_one(to: socket.socket, asker: Asker, cpu_s: float) -> None:
+    _limit_cpu(cpu_s)
     gc.disable()  # it keeps what it builds until its end (cli/main.py)
     found = frames.receive(to)
     if found is not None:

@@ -15,7 +15,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Hashable
+from collections.abc import AsyncGenerator, Hashable
 from typing import Any
 
 from tunecast.records import NamedTuple, dataclass
@@ -34,12 +34,14 @@ class Limits(NamedTuple):
     waiting: int = 256
     """Questions that wait for a lane."""
     waiting_once: int = 32
-    lane_s: float = 30.0
-    """A question of a moment, at most. The deepest model there may be, 320 layers under ZeRO with adapters everywhere,
+    lane_cpu_s: float = 30.0
+    """Of one question of a moment. The deepest model there may be, 320 layers under ZeRO with adapters everywhere,
     takes some 10 s (job/model.py)."""
-    once_s: float = 120.0
-    """The slowest plan of the catalogue takes 20 s on a busy machine (docs/speed.md)."""
-    upload_s: float = 20.0
+    once_cpu_s: float = 120.0
+    """The slowest plan of the catalogue takes 20 s (docs/speed.md)."""
+    upload_cpu_s: float = 20.0
+    patience: float = 5.0
+    """Seconds on the clock per second of CPU time: a busy machine is no reason to refuse what an idle one answers."""
     upload_bytes: int = 1 * GIB
 
 
@@ -74,7 +76,7 @@ class Worker:
         self.likeness: Hashable = None
         """What its last question was about."""
 
-    async def ask(self, question: str, body: bytes) -> AsyncIterator[tuple[bytes, bytes]]:
+    async def ask(self, question: str, body: bytes) -> AsyncGenerator[tuple[bytes, bytes]]:
         """Events, then the answer. Raises `Refused`."""
         content = question.encode() + b"\n" + body
         self.writer.write(frames.HEAD.pack(frames.QUESTION, len(content)) + content)
@@ -158,6 +160,7 @@ class Pool:
         self._free: list[Worker] = []
         self._lanes = asyncio.Semaphore(limits.lanes)
         self._once = asyncio.Semaphore(limits.once)
+        self._asked: set[asyncio.Future[bytes]] = set()
         self.waiting = self.waiting_once = 0
 
     async def answer(self, question: str, body: bytes, likeness: Hashable) -> bytes:
@@ -170,13 +173,22 @@ class Pool:
         finally:
             self.waiting -= 1
         # A client that goes away does not take the lane's answer with it: the lane would have to be thrown away.
-        return await asyncio.shield(asyncio.ensure_future(self._by_lane(question, body, likeness)))
+        asked = asyncio.ensure_future(self._by_lane(question, body, likeness))
+        self._asked.add(asked)
+        asked.add_done_callback(self._forget)
+        return await asyncio.shield(asked)
+
+    def _forget(self, asked: asyncio.Future[bytes]) -> None:
+        """Whoever asked may be gone: then nobody else looks at what was raised."""
+        self._asked.discard(asked)
+        if not asked.cancelled():
+            asked.exception()
 
     async def _by_lane(self, question: str, body: bytes, likeness: Hashable) -> bytes:
         lane: Worker | None = None
         try:
             lane = await self._lane(likeness)
-            async with asyncio.timeout(self.limits.lane_s):
+            async with asyncio.timeout(self.limits.lane_cpu_s * self.limits.patience):
                 kind, found = await anext(lane.ask(question, body))
             if kind == frames.ANSWER:
                 self._free.append(lane)
@@ -188,7 +200,7 @@ class Pool:
                 lane = None
             raise
         except TimeoutError:
-            raise Refused.of(422, "limit", TOO_LONG.format(self.limits.lane_s)) from None
+            raise Refused.of(422, "limit", TOO_LONG.format(self.limits.lane_cpu_s * self.limits.patience)) from None
         except (asyncio.IncompleteReadError, OSError):
             raise Refused.of(422, "limit", GONE) from None
         finally:
@@ -199,14 +211,16 @@ class Pool:
     async def _lane(self, likeness: Hashable) -> Worker:
         """Of those that are free, the one that answered its like last."""
         if not self._free:
-            lane = await self._worker(LANE)
+            lane = await self._worker(LANE, cpu_s=self.limits.lane_cpu_s)
         else:
             lane = next((each for each in self._free if each.likeness == likeness), self._free[0])
             self._free.remove(lane)
         lane.likeness = likeness
         return lane
 
-    async def events(self, question: str, body: bytes, *, uploaded: bool = False) -> AsyncIterator[tuple[bytes, bytes]]:
+    async def events(
+        self, question: str, body: bytes, *, uploaded: bool = False
+    ) -> AsyncGenerator[tuple[bytes, bytes]]:
         """By a process of its own, which ends with whoever reads this. Raises `Refused`."""
         limits = self.limits
         if self.waiting_once >= limits.waiting_once:
@@ -216,11 +230,12 @@ class Pool:
             await self._once.acquire()
         finally:
             self.waiting_once -= 1
-        seconds = limits.upload_s if uploaded else limits.once_s
+        cpu_s = limits.upload_cpu_s if uploaded else limits.once_cpu_s
+        seconds = cpu_s * limits.patience
         worker: Worker | None = None
         try:
             memory = {"memory_bytes": limits.upload_bytes} if uploaded else {}
-            worker = await self._worker(ONCE, cpu_s=seconds, **memory)
+            worker = await self._worker(ONCE, cpu_s=cpu_s, **memory)
             end_s = asyncio.get_running_loop().time() + seconds
             answers = worker.ask(question, body)
             while True:
