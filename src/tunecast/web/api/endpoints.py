@@ -97,6 +97,14 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         schema="tunecast.cards/1",
     ),
     Endpoint(
+        "/api/look",
+        "look",
+        "what the page shows of a job at once: the verdict in words, the job with every default, its prediction, cards "
+        "and memory phase by phase",
+        takes=of_job(),
+        schema="tunecast.look/1",
+    ),
+    Endpoint(
         "/api/plan",
         "plan",
         "which machines to rent: server-sent events `progress`, `choice` (of each hardware the cheapest, as it is "

@@ -80,6 +80,13 @@ def cards(given: Given, asker: Asker) -> Any:
         return cards(job, every_replay=bool(given.get("exact"))).to_dict()
 
 
+def look(given: Given, asker: Asker) -> Any:
+    from tunecast.web.asking.look import look
+
+    with job_of(given, asker) as job:
+        return look(job)
+
+
 def compare(given: Given, asker: Asker) -> Any:
     from tunecast.door.compare import compare
 
@@ -198,6 +205,6 @@ def require_no_network(options: Given) -> None:
 
 
 QUESTIONS: Mapping[str, Callable[[Given, Asker], Any]] = {
-    **{"predict": predict, "cards": cards, "compare": compare, "fit": fit, "plan": plan, "read": read, "data": data},
+    **{"predict": predict, "cards": cards, "look": look, "compare": compare, "fit": fit, "plan": plan, "read": read, "data": data},
     **{"models": models, "gpus": gpus, "offers": offers, "runs": runs, "export": export},
 }

@@ -1,0 +1,31 @@
+"""What the page shows while a slider moves, of one prediction and in one answer: the verdict in the words of the command,
+the job with every default, the prediction, every card, and memory phase by phase."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tunecast.advise.every_card import cards_by_one_replay
+from tunecast.door.predict import predict
+from tunecast.job.job import Job
+from tunecast.report.run.job import JobReport
+from tunecast.report.run.verdict import verdict_lines
+
+
+def look(job: Job) -> dict[str, Any]:
+    """`tunecast.look/1`."""
+    found = predict(job, engine="analytic")
+    figures = JobReport(found).figures
+    phrase, *lines = verdict_lines(figures)
+    return {
+        "schema": "tunecast.look/1",
+        "title": figures.title,
+        "verdict": found.on_card.verdict,
+        "phrase": phrase,
+        "lines": lines,
+        "card_bytes": figures.card_bytes,
+        "phases": [phase._asdict() for phase in figures.phases],
+        "job": found.job.to_dict(),
+        "prediction": found.to_dict(),
+        "cards": cards_by_one_replay(found).to_dict(),
+    }

@@ -1,0 +1,276 @@
+// The page in a real browser: what people do on it, one after another. Prints {"passed", "failures", "measured"}.
+//   node journeys.mjs URL CHROMIUM PICTURES FILES     (PICTURES: a folder for pictures, or '')
+import { createRequire } from 'node:module'
+import { readFileSync } from 'node:fs'
+import { join } from 'node:path'
+
+const [url, executablePath, pictures, files] = process.argv.slice(2)
+const require = createRequire(new URL('../../../web/package.json', import.meta.url))
+const { chromium } = require('playwright-core')
+const axe = readFileSync(require.resolve('axe-core/axe.min.js'), 'utf8')
+const WAIT = { timeout: 120_000 }
+const JOB = '#/look?model=qwen2.5-7b&method=lora&hardware.gpu=rtx-4090&data.tokens=20000000'
+const browser = await chromium.launch({ executablePath, args: ['--no-sandbox', '--disable-gpu', '--disable-background-networking'] })
+const passed = []
+const failures = []
+const measured = {}
+
+function demand(holds, told) {
+  if (!holds) throw new Error(told)
+}
+
+/** A page of its own, on which nothing may go wrong silently and which may ask nobody else. */
+async function opened(hash = '', { width = 1440, height = 1000, colorScheme = 'light' } = {}) {
+  const context = await browser.newContext({ viewport: { width, height }, colorScheme, acceptDownloads: true })
+  const page = await context.newPage()
+  page.wrong = []
+  page.on('pageerror', (error) => page.wrong.push(`raised: ${error.message}`))
+  page.on('console', (message) => {
+    // a refused job is an answer of status 4xx, which the browser writes down by itself
+    if (message.type() === 'error' && !/status of 4\d\d/.test(message.text())) page.wrong.push(`console: ${message.text()}`)
+  })
+  page.on('request', (request) => {
+    if (!request.url().startsWith(url) && !request.url().startsWith('blob:')) page.wrong.push(`asked elsewhere: ${request.url()}`)
+  })
+  page.setDefaultTimeout(WAIT.timeout)
+  await page.goto(url + hash)
+  return page
+}
+
+async function journey(name, walk) {
+  try {
+    const pages = await walk()
+    for (const page of pages) {
+      demand(page.wrong.length === 0, page.wrong.join('; '))
+      await page.context().close()
+    }
+    passed.push(name)
+  } catch (error) {
+    failures.push(`${name}: ${String(error.message).split('\n').slice(0, 4).join(' ')}`)
+  }
+}
+
+const phrase = (page) => page.locator('.verdict .phrase')
+const planned = async (page) => {
+  await page.locator('[aria-labelledby=plan-title][aria-busy=true]').waitFor()
+  await page.locator('[aria-labelledby=plan-title][aria-busy=false]').waitFor()
+}
+const picture = async (page, name) => {
+  if (pictures) await page.screenshot({ path: join(pictures, `${name}.png`), fullPage: true })
+}
+const asked = (page, path, body) =>
+  page.evaluate(async ([to, what]) => (await fetch(`api/${to}`, { method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify(what) })).json(), [path, body])
+async function clean(page, name) {
+  await page.evaluate(axe)
+  const found = await page.evaluate(() => window.axe.run(document, { runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa', 'best-practice'] }))
+  const serious = found.violations.filter((each) => ['serious', 'critical'].includes(each.impact))
+  demand(serious.length === 0, `${name}: ${serious.map((each) => `${each.id} at ${each.nodes[0].target} (${each.nodes.length})`).join('; ')}`)
+  const [wide, screen] = await page.evaluate(() => [document.documentElement.scrollWidth, innerWidth])
+  demand(wide <= screen, `${name}: ${wide} px wide on a screen of ${screen}`)
+}
+
+await journey('the first page says what the API says', async () => {
+  const page = await opened(JOB)
+  await phrase(page).waitFor()
+  const answer = await asked(page, 'look', { job: { model: 'qwen2.5-7b', method: 'lora', hardware: { gpu: 'rtx-4090' }, data: { tokens: 20000000 } } })
+  demand((await phrase(page).textContent()) === answer.phrase, `it says ${await phrase(page).textContent()}, not ${answer.phrase}`)
+  const shown = await page.locator('.verdict').textContent()
+  for (const text of [answer.title, ...answer.lines]) demand(shown.includes(text), `it does not say ${text}`)
+  demand((await page.locator('.rows button[aria-pressed]').count()) > 30, 'cards are missing')
+  await page.locator('.rows .more').first().click()
+  const named = await page.locator('.rows button[aria-pressed]').count()
+  demand(named === answer.cards.cards.length, `${named} of ${answer.cards.cards.length} cards`)
+  return [page]
+})
+
+await journey('a model is searched and chosen by keyboard', async () => {
+  const page = await opened(JOB)
+  await phrase(page).waitFor()
+  const box = page.getByRole('combobox', { name: 'Model' })
+  await box.fill('llama-3.2-1')
+  await page.getByRole('option').first().waitFor()
+  await box.press('Enter')
+  await page.locator('.verdict .title', { hasText: 'llama-3.2-1b' }).waitFor()
+  demand(page.url().includes('model=llama-3.2-1b'), page.url())
+  return [page]
+})
+
+await journey('what a slider moves follows at once', async () => {
+  const page = await opened(JOB)
+  await phrase(page).waitFor()
+  await planned(page)
+  const slider = page.getByRole('slider', { name: 'Batch per card, slider' })
+  const title = page.locator('.verdict .title')
+  const times = []
+  for (let move = 0; move < 14; move++) {
+    const before = await title.textContent()
+    // from the event of the slider to the frame after the answer stands there, by the page's own clock
+    const waiting = page.evaluate((text) => new Promise((done) => {
+      const place = document.querySelector('.verdict .title')
+      let began = 0
+      document.addEventListener('input', () => void (began = performance.now()), { once: true, capture: true })
+      const look = () => (began && place.textContent !== text ? done(performance.now() - began) : requestAnimationFrame(look))
+      look()
+    }), before)
+    await slider.press(move % 8 < 4 ? 'ArrowLeft' : 'ArrowRight')
+    times.push(await waiting)
+  }
+  const sorted = times.slice(4).sort((a, b) => a - b)
+  measured.slider_ms = { moves: sorted.length, least: Math.round(sorted[0]), median: Math.round(sorted[sorted.length >> 1]), most: Math.round(sorted.at(-1)) }
+  return [page]
+})
+
+await journey('a change that makes it fit is applied by one click', async () => {
+  const page = await opened(JOB)
+  await phrase(page).filter({ hasText: 'does not fit' }).waitFor()
+  await page.getByRole('button', { name: /^Apply kernels/ }).click()
+  await phrase(page).filter({ hasText: /^fits/ }).waitFor()
+  demand(page.url().includes('kernels='), page.url())
+  return [page]
+})
+
+await journey('a card is chosen by its name', async () => {
+  const page = await opened(JOB)
+  await phrase(page).waitFor()
+  await page.getByRole('button', { name: /A100 PCIe 40 GB/ }).click()
+  await page.locator('.verdict .title', { hasText: '1 x A100 PCIe 40 GB' }).waitFor()
+  await phrase(page).filter({ hasText: /^fits/ }).waitFor()
+  return [page]
+})
+
+await journey('the plan streams in, its bill opens and adds up, and one click applies it', async () => {
+  const page = await opened(`${JOB}&plan.within=6h&plan.eu=true`)
+  const began = Date.now()
+  await page.locator('[aria-labelledby=plan-title] .name').first().waitFor()
+  const first = Date.now() - began
+  const busy = await page.locator('[aria-labelledby=plan-title]').getAttribute('aria-busy')
+  await page.locator('[aria-labelledby=plan-title][aria-busy=false]').waitFor()
+  measured.plan = { first_choice_ms: first, whole_ms: Date.now() - began, streamed: busy === 'true' }
+  demand((await page.locator('.answer').textContent()).includes('Rent'), 'no answer')
+  demand(await page.locator('.chart svg').isVisible(), 'no chart')
+  await page.locator('.name').first().click()
+  const cells = await page.locator('.bill tr:not(.sum) td.right').allTextContents()
+  const total = Number((await page.locator('.bill tr.sum td.right').textContent()).replace('$', ''))
+  const sum = cells.reduce((all, each) => all + Number(each), 0)
+  demand(Math.abs(sum - total) < 0.005 * cells.length + 0.01, `lines sum to ${sum}, not ${total}`)
+  await picture(page, 'plan')
+  await page.getByRole('button', { name: 'Apply to the job' }).click()
+  await phrase(page).filter({ hasText: /^fits/ }).waitFor()
+  return [page]
+})
+
+await journey('set-ups stand side by side, and their address opens the same', async () => {
+  const page = await opened(JOB)
+  await phrase(page).waitFor()
+  await page.getByRole('button', { name: '+ Set-up' }).click()
+  await page.getByRole('switch', { name: 'Liger kernels' }).check()
+  await page.getByRole('button', { name: 'Side by side' }).click()
+  await page.getByText('What each change costs, from A to B').waitFor()
+  await page.locator('.columns .phrase').nth(1).filter({ hasText: /^fits/ }).waitFor()
+  await page.locator('td', { hasText: /less$/ }).first().waitFor()
+  const again = await opened(new URL(page.url()).hash)
+  await again.locator('.columns .phrase').nth(1).filter({ hasText: /^fits/ }).waitFor()
+  demand((await again.locator('.columns .phrase').first().textContent()) === (await page.locator('.columns .phrase').first().textContent()), 'another page')
+  await picture(page, 'side_by_side')
+  await clean(page, 'side by side')
+  await page.goBack()
+  await phrase(page).waitFor()
+  return [page, again]
+})
+
+await journey('it is taken elsewhere, as six kinds of text', async () => {
+  const page = await opened(JOB)
+  await phrase(page).waitFor()
+  await page.getByRole('button', { name: 'Export' }).click()
+  for (const [name, holds] of [['YAML', 'model: qwen2.5-7b'], ['Command', 'tunecast predict qwen2.5-7b'], ['Python', 'import tunecast'], ['Slurm', '#SBATCH'], ['SkyPilot', 'accelerators'], ['Report', 'characters of HTML']]) {
+    await page.getByRole('button', { name, exact: true }).click()
+    await page.locator('dialog pre', { hasText: holds }).waitFor()
+  }
+  const saved = page.waitForEvent('download')
+  await page.getByRole('button', { name: 'Save as a file' }).click()
+  demand((await saved).suggestedFilename() === 'report.html', 'no report.html')
+  await clean(page, 'export')
+  await page.keyboard.press('Escape')
+  return [page]
+})
+
+await journey('a config.json, a trainer’s file and data are read', async () => {
+  const page = await opened(JOB)
+  await phrase(page).waitFor()
+  const input = page.locator('.model input[type=file]')
+  await input.setInputFiles(join(files, 'config.json'))
+  await page.getByText('taken as the model').waitFor()
+  await phrase(page).waitFor()
+  await input.setInputFiles(join(files, 'axolotl-qlora.yml'))
+  await page.getByText('read as axolotl').waitFor()
+  await input.setInputFiles(join(files, 'chats.jsonl'))
+  await page.getByText(/samples, .* tokens/).waitFor()
+  demand(page.url().includes('data.tokens='), page.url())
+  return [page]
+})
+
+await journey('what is refused says why, and the page goes on', async () => {
+  const page = await opened('#/look?model=no-such-model&hardware.gpu=rtx-4090')
+  await page.getByRole('alert').filter({ hasText: 'no-such-model' }).waitFor()
+  const box = page.getByRole('combobox', { name: 'Model' })
+  await box.fill('gpt2')
+  await page.getByRole('option').first().waitFor()
+  await box.press('Enter')
+  await phrase(page).filter({ hasText: /fit/ }).waitFor()
+  demand((await page.getByRole('alert').count()) === 0, 'still refused')
+  return [page]
+})
+
+await journey('runs are shown against their prediction', async () => {
+  const page = await opened('#/runs')
+  await page.getByText('No run was measured').waitFor()
+  await clean(page, 'no runs')
+  await page.route('**/api/runs', (route) => route.fulfill({ path: join(files, 'runs.json'), contentType: 'application/json' }))
+  await page.reload()
+  await page.locator('.chart svg').waitFor()
+  demand((await page.locator('tbody tr').count()) === 2, 'two runs')
+  await clean(page, 'runs')
+  await picture(page, 'runs')
+  return [page]
+})
+
+await journey('a trace is opened and walked', async () => {
+  const page = await opened('#/trace')
+  await page.locator('input[type=file]').setInputFiles(join(files, 'trace.json'))
+  await page.getByText('Alive at the peak').first().waitFor()
+  const before = await page.locator('[role=option][aria-selected=true]').textContent()
+  await page.locator('[role=option][aria-selected=true]').press('ArrowUp')
+  demand((await page.locator('[role=option][aria-selected=true]').textContent()) !== before, 'arrow keys do not walk')
+  await clean(page, 'trace')
+  await picture(page, 'trace')
+  await page.locator('input[type=file]').setInputFiles(join(files, 'config.json'))
+  await page.getByRole('alert').filter({ hasText: 'holds no trace' }).waitFor()
+  return [page]
+})
+
+for (const colorScheme of ['light', 'dark'])
+  for (const [kind, width, height] of [['desktop', 1440, 1000], ['phone', 390, 844], ['narrow', 320, 640]])
+    await journey(`nothing serious is found by axe: ${colorScheme}, ${kind}`, async () => {
+      const page = await opened(JOB, { width, height, colorScheme })
+      await phrase(page).waitFor()
+      await planned(page)
+      await page.locator('.name').first().click()
+      await clean(page, kind)
+      await picture(page, `look_${kind}_${colorScheme}`)
+      return [page]
+    })
+
+await journey('every control is reached by the Tab key', async () => {
+  const page = await opened(JOB)
+  await phrase(page).waitFor()
+  const seen = new Set()
+  for (let presses = 0; presses < 45; presses++) {
+    await page.keyboard.press('Tab')
+    seen.add(await page.evaluate(() => document.activeElement.getAttribute('aria-label') ?? document.activeElement.labels?.[0]?.textContent.trim().split('\n')[0] ?? document.activeElement.textContent.trim()))
+  }
+  for (const name of ['Rank, slider', 'Gradient checkpointing', 'Export', 'EU only']) demand([...seen].some((each) => each.startsWith(name)), `${name} is not reached: ${[...seen].join(' | ')}`)
+  return [page]
+})
+
+await browser.close()
+console.log(JSON.stringify({ passed, failures, measured }))

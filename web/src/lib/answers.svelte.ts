@@ -1,0 +1,100 @@
+// Asks the server whenever a set-up changes: prediction and cards at once, what to change and the plan when hands rest.
+import { Newest, Refusal, events, post } from './api'
+import { grouped } from './format'
+import type { Choice, Fit, Looked, Plan } from './contract'
+import { asked, type Setup } from './state.svelte'
+
+const FIT_AFTER_MS = 350
+const PLAN_AFTER_MS = 700
+
+/** The answers to one set-up. An answer stays, dimmed, until the next one comes. */
+export class Answers {
+  looked = $state.raw<Looked | null>(null)
+  refusal = $state.raw<Refusal | null>(null)
+  fit = $state.raw<Fit | null>(null)
+  plan = $state.raw<Plan | null>(null)
+  coming = $state.raw<Choice[]>([])
+  planRefusal = $state.raw<Refusal | null>(null)
+  planning = $state(false)
+  progress = $state('')
+  stale = $state(false)
+  fitting = $state(false)
+  took_ms = $state(0)
+
+  private fitTimer = 0
+  private planTimer = 0
+  private planAbort: AbortController | null = null
+  private fitAbort: AbortController | null = null
+  private started = 0
+  private readonly newest = new Newest<Setup, Looked>(
+    (setup) => post<Looked>('look', asked(setup)),
+    (answer) => {
+      this.looked = answer
+      this.refusal = null
+      this.stale = false
+      this.took_ms = performance.now() - this.started
+    },
+    (failure) => {
+      this.stale = false
+      this.refusal = failure instanceof Refusal ? failure : new Refusal(String(failure), null, 'page')
+    },
+  )
+
+  ask(setup: Setup): void {
+    this.stale = true
+    this.started = performance.now()
+    this.newest.put(setup)
+    clearTimeout(this.fitTimer)
+    clearTimeout(this.planTimer)
+    this.planAbort?.abort()
+    this.fitAbort?.abort()
+    this.fitTimer = window.setTimeout(() => void this.askFit(setup), FIT_AFTER_MS)
+    this.planTimer = window.setTimeout(() => void this.askPlan(setup), PLAN_AFTER_MS)
+  }
+
+  private async askFit(setup: Setup): Promise<void> {
+    const abort = (this.fitAbort = new AbortController())
+    this.fitting = true
+    try {
+      const fit = await post<Fit>('fit', asked(setup), abort.signal)
+      if (!abort.signal.aborted) this.fit = fit
+    } catch {
+      if (!abort.signal.aborted) this.fit = null
+    } finally {
+      if (this.fitAbort === abort) this.fitting = false
+    }
+  }
+
+  private async askPlan(setup: Setup): Promise<void> {
+    const abort = (this.planAbort = new AbortController())
+    this.planning = true
+    this.coming = []
+    this.progress = ''
+    this.planRefusal = null
+    try {
+      for await (const { event, data } of events('plan', { ...asked(setup), ...options(setup) }, abort.signal)) {
+        if (abort.signal.aborted) return
+        if (event === 'plan') this.plan = data
+        else if (event === 'progress') this.progress = `searching: ${grouped(data.done)} of ${grouped(data.all)} predicted or ruled out`
+        else if (event === 'choice') this.coming = [...this.coming.filter((each) => each.hardware !== data.hardware), data]
+        else if (event === 'failure' || event === 'error') this.planRefusal = new Refusal(data.message, data.field, data.code)
+      }
+    } catch (failure) {
+      if (abort.signal.aborted) return
+      this.plan = null
+      this.planRefusal = failure instanceof Refusal ? failure : new Refusal(String(failure), null, 'page')
+    } finally {
+      if (this.planAbort === abort) this.planning = false
+    }
+  }
+}
+
+/** Options of a plan, by the names of `tunecast.plan`. */
+export function options({ limits }: Setup): Record<string, unknown> {
+  return {
+    ...(limits.within ? { within: limits.within } : {}),
+    ...(limits.max_usd ? { max_usd: Number(limits.max_usd) } : {}),
+    ...(limits.eu ? { eu: true } : {}),
+    ...(limits.spot ? { spot: true } : {}),
+  }
+}
