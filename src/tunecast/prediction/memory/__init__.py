@@ -1,5 +1,7 @@
 """The memory of a step: its allocations and frees replayed through PyTorch's allocator, and what lies beside that.
 
+addresses.py     Where the driver puts the segments that cudaMalloc hands out: what decides between free blocks of one
+                 size up to torch 2.11
 allocator.py     A model of PyTorch's CUDA caching allocator: which segments it asks the driver for, and when it runs
                  out
 expandable.py    Pools of free blocks, and the segments of `expandable_segments:True`, which get physical pages when
