@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-from programs_on_card import Did, alive_at_peak, first_difference, requests_and_ends  # noqa: E402
+from programs_on_card import Did, alive_at_peak, first_difference, requests_and_ends
 
 ENTRIES = [
     ("segment_alloc", 0, 2 << 20, []),
