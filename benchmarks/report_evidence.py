@@ -312,7 +312,7 @@ def edge_section() -> list[str]:
         f"architectures ran. Allocated memory is to the byte in {found['allocated_to_the_byte']} of them, "
         f"{found['called_exact_to_the_byte']} of the {found['called_exact']} that were called exact. Of those the "
         f"worst is off by {found['worst_allocated_called_exact']:+.3%}: up to torch 2.11 the allocator takes the lower "
-        "address where two free blocks are equally large, and the driver's addresses do not always descend as is "
+        "address where two free blocks are equally large, and the driver's addresses do not always descend as was "
         "assumed; the card's own requests and addresses, replayed, give its figures to the byte. Since torch 2.13 "
         f"addresses do not matter. The worst estimate is off by {found['worst_allocated']:+.2%}: how many columns "
         "LLM.int8 keeps in 16 bits depends on the weights, and those of the runs are random. Reserved memory is off by "

@@ -33,7 +33,14 @@ from tunecast.prediction.memory.allocator import AllocatorSettings, settings_fro
 from tunecast.prediction.modelled import card_of
 from tunecast.prediction.on_card import OnCard, on_card
 from tunecast.prediction.prediction import Prediction, memory_of
-from tunecast.prediction.script_run import WholeScript, memory_request, replace_rows, script_run, script_settings
+from tunecast.prediction.script_run import (
+    MASKED_ATTENTION,
+    WholeScript,
+    memory_request,
+    replace_rows,
+    script_run,
+    script_settings,
+)
 from tunecast.prediction.time.script_time import ScriptClock, StepCount
 from tunecast.records import NamedTuple, dataclass, replace
 from tunecast.report.draw.figures import Figures, PhasePeak, grouped_blocks
@@ -333,11 +340,12 @@ class ScriptTracer:
     ) -> dict[int, OnCard]:
         """By the number of the card, of one process that uses several."""
         tapes, missing = tapes_by_card(tape), unresolved(tape, answer)
+        unexplained = MASKED_ATTENTION if answer.facts.masked_attention else ""
         others = cluster or _exchange(tapes, gpu)
         limits = self.allocator, self.configured, self.capacity_bytes, self.reserve_bytes, others
         runs = {number: run if len(tapes) == 1 else replace_rows(run, each) for number, each in tapes.items()}
         return {
-            number: replace(_on_card(each, runs[number], gpu, *limits), unresolved=missing)
+            number: replace(_on_card(each, runs[number], gpu, *limits), unresolved=missing, unexplained=unexplained)
             for number, each in tapes.items()
         }
 

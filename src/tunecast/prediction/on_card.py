@@ -127,6 +127,8 @@ class OnCard:
     """Of an engine that generates on the card the model trains on."""
     unresolved: str = ""
     """Why the tape is not of the whole run, where it is not."""
+    unexplained: str = ""
+    """In what runs like this one were off on a card, where nobody knows why; its range covers that."""
     find_op: Callable[[Replay], Op | None] | None = None
     """The operation whose request found no room, where the tape is not the run."""
 
@@ -155,7 +157,7 @@ class OnCard:
     @property
     def basis(self) -> Basis:
         """What its ranges rest on."""
-        varies = isinstance(self.runs, LongReplays)
+        varies = isinstance(self.runs, LongReplays) or bool(self.unexplained)
         several, guessed = self.cluster is not None, bool(self.guesses or self.unresolved)
         return Basis(self.stack, self.context.measured, guessed, several, varies, not_measured(self.versions) is None)
 

@@ -114,14 +114,16 @@ class Prediction(Result):
 
     @property
     def exactness(self) -> Literal["exact", "estimate"]:
-        return "estimate" if self.on_card.guesses or self.on_card.unresolved else "exact"
+        held = self.on_card
+        return "estimate" if held.guesses or held.unresolved or held.unexplained else "exact"
 
     @property
     def reasons(self) -> tuple[str, ...]:
         """Why it is an estimate: what is missing of the run, what was guessed. And what its ranges are wider for: a
         card or releases with which no run was measured."""
         missing = filter(None, [self.on_card.unresolved])
-        return (*missing, *self.on_card.guesses, *self.on_card.unmeasured)
+        unexplained = filter(None, [self.on_card.unexplained])
+        return (*missing, *self.on_card.guesses, *unexplained, *self.on_card.unmeasured)
 
     @cached_property
     def timing(self) -> Timing:

@@ -99,6 +99,12 @@ def script_run(tape: Tape, answer: Answer, asked: int | None) -> WholeScript:
     return WholeScript(run.rows, tuple(guesses), told, steps, replayed, run)
 
 
+MASKED_ATTENTION = (
+    "batches are padded, and attention has a mask: three such programs reserved 0.3 to 0.7 % more on an H200 than "
+    "their traces say, and held up to 3.3 MB more or 2.4 MB less; the cause is not found"
+)
+"""Whole programs (benchmarks/data/programs_on_card_runs.jsonl: sft 14, dpo 20, grpo 30 MiB; those without a mask agree
+to the byte). No larger workspace of cuDNN's backward pass makes the difference, and of addresses only grpo depends."""
 MOST_REASONS = 4
 """Not shown for the same reason step after step: a few are enough."""
 

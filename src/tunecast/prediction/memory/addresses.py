@@ -42,14 +42,14 @@ class Addresses:
             start = self._next
             self._next += segment_bytes
             return APART * start
-        for number, (start, length) in enumerate(self._spare):
-            if length >= segment_bytes:
-                del self._spare[number]
-                break
-        else:
+        place = next((place for place in self._spare if place[1] >= segment_bytes), None)
+        if place is None:
             arena = self._arena_bytes or segment_bytes
             length = -(-segment_bytes // arena) * arena
             start = self._next = self._next - length
+        else:
+            self._spare.remove(place)
+            start, length = place
         if length > segment_bytes:
             insort(self._spare, (start + segment_bytes, length - segment_bytes))
         return APART * start

@@ -7,9 +7,9 @@ them. A line: a group and a kind, and of it the fields of `tunecast.prediction.m
 from __future__ import annotations
 
 BANDS: dict[tuple[str, str], tuple[float, float, int, int, float | None]] = {
-    ("measured card", "allocated"): (0.00000, 0.00000, 115, 37, 0.939),
-    ("measured card", "reserved"): (0.00000, 0.00000, 115, 37, 0.861),
-    ("measured card", "device"): (0.00021, 0.00082, 105, 34, 0.829),
+    ("measured card", "allocated"): (0.00000, 0.00000, 115, 37, 0.957),
+    ("measured card", "reserved"): (0.00000, 0.00000, 115, 37, 0.922),
+    ("measured card", "device"): (0.00000, 0.00060, 105, 34, 0.829),
     ("elsewhere", "allocated"): (0.01000, 0.01000, 0, 0, None),
     ("elsewhere", "reserved"): (0.01399, 0.04476, 10, 1, None),
     ("accelerate, several cards", "allocated"): (0.00347, 0.00002, 60, 2, 0.733),

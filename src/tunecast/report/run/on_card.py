@@ -54,7 +54,7 @@ def run_figures(
         stopped_by=_stopped_by(held, details),
         assumptions=(*assumed, *context),
         warnings=tuple(text for text in said.warnings if text not in apart and text not in context),
-        guesses=held.guesses,
+        guesses=(*held.guesses, *filter(None, [held.unexplained])),
         versions=held.versions,
     )
 

@@ -21,6 +21,8 @@ from tunecast.tape.trace import composites
 MASK_ALIGNMENT = 8
 """Mask values the memory-efficient kernel loads at once (attention.cpp, `preprocess_mask`)."""
 _libraries: list[torch.library.Library] = []
+masks_seen: set[str] = set()
+"""Backends that were given one."""
 
 
 def install(card: Card) -> None:
@@ -67,6 +69,8 @@ def _as_float_mask(mask: torch.Tensor | None, dtype: torch.dtype, hidden: float 
 def _cudnn(call: Attention) -> torch.Tensor:
     query, key, value = call.query, call.key, call.value
     mask = _as_float_mask(call.mask, query.dtype, hidden=-65504.0)
+    if mask is not None:
+        masks_seen.add("cudnn")
     out = torch.ops.aten._scaled_dot_product_cudnn_attention(
         query, key, value, mask, call.needs_gradient, call.dropout, call.causal, False, scale=call.scale
     )

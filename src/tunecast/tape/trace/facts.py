@@ -51,6 +51,8 @@ class ScriptFacts:
     """Of the card, what a program asked besides what every kernel depends on: memory, name."""
     saved_bytes: tuple[int, ...] = ()
     """Of tensors, of each file that it would have written."""
+    masked_attention: bool = False
+    """Whether cuDNN's attention was given a mask, as it is where a batch is padded."""
 
     @property
     def epoch_steps(self) -> int | None:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch.utils.data import dataloader
 
+from tunecast.tape.trace.attention import masks_seen
 from tunecast.tape.trace.facts import KNOWN, ScriptFacts, ScriptSetting, SettingOverride, Takes, plain_name
 from tunecast.tape.trace.packages import after_import
 from tunecast.tape.trace.scopes import LIBRARY_FOLDERS, TRACER_FOLDER, Scopes
@@ -63,6 +64,7 @@ class Observer:
             None if reading is None else reading.per_step,
             tuple(self.settings.values()),
             tuple(sorted(self.asked)),
+            masked_attention="cudnn" in masks_seen,
         )
 
     # ------------------------------------------------------------------ settings
