@@ -135,7 +135,7 @@ def tunecast(folder: Path, *given: str) -> str:
 def predict(folder: Path, name: str) -> Row:
     """Of the job that `launch` makes of the plan."""
     sys.path.insert(0, str(HERE.parent / "src"))
-    from tunecast.door.launch import job_of
+    from tunecast.door.launch_source import job_of
     from tunecast.door.predict import predict as predicted
 
     os.chdir(folder)

@@ -135,3 +135,58 @@ def test_one_that_is_cancelled(made: Path, tmp_path: Path) -> None:
         once(first.id, lambda each: each.state == "cancelled")
     finally:
         shutil.rmtree(HOME / "tunecast" / first.id, ignore_errors=True)
+
+
+OWN_FILE = """\
+base_model: NousResearch/Llama-3.2-1B
+datasets:
+  - path: rows.jsonl
+    ds_type: json
+    type: completion
+adapter: lora
+lora_r: 8
+lora_target_linear: true
+sequence_len: 512
+micro_batch_size: 1
+max_steps: 2
+bf16: true
+optimizer: adamw_torch_fused
+"""
+STAND_IN = """\
+#!/bin/bash
+# In the place of accelerate, which this machine has no card for: what was copied, and where results go.
+set -eu
+mkdir -p ../output
+sort helpers/*.txt rows.jsonl axolotl.yml >/dev/null
+find . -type f | sort >../output/found
+echo "$@" >../output/words
+"""
+
+
+def test_a_file_of_ones_own_goes_there_with_its_folder_and_without_keys(tmp_path: Path) -> None:
+    folder, programs = tmp_path / "training", tmp_path / "venv" / "bin"
+    for name, text in {
+        "axolotl.yml": OWN_FILE, "rows.jsonl": '{"text": "a few words"}\n' * 4, "helpers/words.txt": "w\n",
+        ".env": "HF_TOKEN=x\n", ".git/config": "x\n", "deploy.key": "x\n",
+    }.items():  # fmt: skip
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    programs.mkdir(parents=True)
+    (programs / "accelerate").write_text(STAND_IN)
+    (programs / "accelerate").chmod(0o755)
+    where = {"hardware.gpu": "h100", "hardware.gpus": 1}
+    options = {"venv": str(programs.parent)}
+    found = launch(folder / "axolotl.yml", where, on="ssh:box", options=options, preflight=False)
+    assert isinstance(found, Launched)
+    there = HOME / "tunecast" / found.id
+    try:
+        once(found.id, lambda each: each.state == "done")
+        assert (there / "output" / "found").read_text().split() == [
+            "./axolotl.yml",
+            "./helpers/words.txt",
+            "./rows.jsonl",
+        ]
+        assert "-m axolotl.cli.train axolotl.yml --output_dir=../output" in (there / "output" / "words").read_text()
+        assert {each.name for each in (there / "own").iterdir()} == {"axolotl.yml", "helpers", "rows.jsonl"}
+    finally:
+        shutil.rmtree(there, ignore_errors=True)

@@ -123,7 +123,7 @@ def test_what_it_could_not_find_there_is_refused(folder: Path, change: Any, told
 def test_a_folder_that_is_too_large_is_refused(folder: Path) -> None:
     for number in range(MOST_FILES):
         (folder / f"{number}.txt").touch()
-    with pytest.raises(UsageError, match="more than 500 files.*To fix"):
+    with pytest.raises(UsageError, match=r"more than 500 files.*To fix"):
         rendered(folder / "axolotl.yml", "skypilot", options={"bucket": "none"})
 
 

@@ -9,6 +9,7 @@ import pytest
 from tunecast.errors import Unsupported, UsageError
 from tunecast.job import job_from_dict
 from tunecast.job.job import Job
+from tunecast.prediction.on_card import ANSWERS_GUESS, answers_guess
 from tunecast.tape.build.fill_in import fill_in
 from tunecast.tape.build.job_runs import Builder, build, evaluation_run, fold_job, paper_run, whole_tape
 from tunecast.tape.build.request import BuildRequest, Contents
@@ -214,3 +215,12 @@ def weights_at_first_step(tape: Tape) -> int:
         elif getattr(event, "phase", None) is Phase.FORWARD:
             break
     return sum(alive.values())
+
+
+def test_pairs_of_many_lengths_are_an_estimate():
+    """The fused head computes on answers alone, and how long they are is not counted."""
+    lengths = {"data": {"lengths": [200, 100, 180, 90]}}
+    assert answers_guess(job_of("dpo", "lora", **lengths)) == ANSWERS_GUESS
+    assert answers_guess(job_of("dpo", "lora")) is None
+    assert answers_guess(job_of("dpo", "lora", trl_version="0.24.0", **lengths)) is None
+    assert answers_guess(job_of("sft", "lora", **lengths)) is None

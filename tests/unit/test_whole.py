@@ -154,7 +154,7 @@ def test_every_phase_on_paper():
             "provisioning": 60,
             "image": 20,
             "download": 10,
-            "start": 13,
+            "start": 16.7,
             "load": 0.2 + 3 / 7.2,
             "preparation": 110_000 / 330_000 + 110_000 * 4.6 / 0.3e9,
             "first_step": 0.65 + 0.34,

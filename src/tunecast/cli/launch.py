@@ -17,8 +17,9 @@ from tunecast.cli.plan import day, duration
 from tunecast.cli.read import values_from
 from tunecast.cli.several import LINES, jobs_of
 from tunecast.cli.terminal import Counting
-from tunecast.door.launch import RunsAlready, launch, own_file
+from tunecast.door.launch import RunsAlready, launch
 from tunecast.door.launch_many import LaunchedTogether, RenderedTogether, Together, Variant, launch_many
+from tunecast.door.launch_source import own_file
 from tunecast.errors import UsageError, printable
 from tunecast.job.flags import SweepPoint, add_job_flags, sweep_from
 from tunecast.job.job import Job

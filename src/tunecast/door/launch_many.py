@@ -9,18 +9,15 @@ from pathlib import Path
 from typing import Any, ClassVar, cast
 
 from tunecast.door.launch import (
-    OneSource,
     entries_like,
-    job_of,
-    machines_in,
     name_of,
     now,
-    own_file,
     prepare,
     require_startable,
     start,
     write_files,
 )
+from tunecast.door.launch_source import OneSource, job_of, machines_in, own_file
 from tunecast.door.launched import Launched, launched_of
 from tunecast.door.placing import NamedJob, PlacedTogether, Placement, Tick, no_tick, place_each, place_shared
 from tunecast.door.plan import PlanOptions

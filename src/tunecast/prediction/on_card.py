@@ -16,6 +16,7 @@ from tunecast.hardware.cluster import Cluster, cluster_of
 from tunecast.hardware.spec import Gpu, card_name
 from tunecast.job.job import Job
 from tunecast.job.lengths import lengths_guess
+from tunecast.job.names import PREFERENCES
 from tunecast.job.releases import not_measured
 from tunecast.job.stacks import DEFAULT_STACK, stack_of
 from tunecast.prediction.memory.allocator import AllocatorSettings, takes_oldest_segment_first
@@ -374,8 +375,24 @@ def job_on_card(
     held = on_card(
         tape, gpu, settings, capacity_bytes, reserve_bytes, job.stack, others, managed_bytes, own, vllm, learned=learned
     )
-    guesses = (*job.not_modelled, *filter(None, [lengths_guess(job.data)]))
+    guesses = (*job.not_modelled, *filter(None, [lengths_guess(job.data), answers_guess(job)]))
     return replace(held, guesses=(*held.guesses, *guesses)) if guesses else held
+
+
+def answers_guess(job: Job) -> str | None:
+    """Of preferences TRL's fused head computes on the tokens of answers alone, in chunks, the last as long as these
+    leave (trl/trainer/dpo_trainer.py, `_compute_loss`). How many there are follows from the lengths of prompts and of
+    both answers, of which the longer alone is counted."""
+    if job.task not in PREFERENCES or not (job.data.has_lengths or job.data.path is not None):
+        return None
+    from tunecast.tape.build.tasks.reference import FUSED, head_of  # few jobs have pairs
+
+    return ANSWERS_GUESS if head_of(job) == FUSED else None
+
+
+ANSWERS_GUESS = (
+    "prompts and padding of samples of many lengths are taken as trained on; the head computes on answers alone"
+)
 
 
 def others_of(job: Job, gpu: Gpu) -> Cluster | None:

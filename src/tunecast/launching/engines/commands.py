@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from tunecast.errors import NotResolved
-from tunecast.launching.ledger import NotKnown
+from tunecast.launching.engines.start import letter_first
+from tunecast.launching.ledger import LedgerEntry, NotKnown
 from tunecast.launching.rendering import Command
 
 MOST_TOLD = 500
@@ -41,6 +42,31 @@ def output_of(
         told = " ".join(done.stderr.split())[:MOST_TOLD] or f"exit code {done.returncode}"
         raise NotResolved(f"{named}: {told}", field="on")
     return done.stdout
+
+
+INSTALLED_BY = {
+    "sky": "pip install skypilot, and sky check",
+    "dstack": "pip install dstack, and dstack server",
+    "lyceum": "pip install lyceum-cli, and lyceum auth login",
+}
+"""Programs of rented machines: how one is here, and knows its account."""
+
+
+def run_command(command: Command, entry: LedgerEntry, environment: Mapping[str, str] | None = None) -> str:
+    """One of those, in the folder of a launch."""
+    absent = f". To fix: {INSTALLED_BY[command[0]]}"
+    return output_of(command, entry.folder, environment, named=command[0], absent=absent, lock=entry.lock)
+
+
+def submit_by_name(
+    entry: LedgerEntry,
+    commands: tuple[Command, ...],
+    environment: Mapping[str, str],
+    state: Callable[[LedgerEntry], str],
+) -> str:
+    """The name by which an engine knows it that takes names: one that fails half-way is kept where it does."""
+    submit_or_find(lambda: run_command(commands[-1], entry, environment), lambda: state(entry), commands[-1][0])
+    return letter_first(entry.id)
 
 
 def submit_or_find(submit: Callable[[], object], state: Callable[[], str], program: str) -> None:

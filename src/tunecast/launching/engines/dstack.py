@@ -14,7 +14,7 @@ from typing import Any
 
 from tunecast.errors import NotResolved, UsageError
 from tunecast.hardware.catalog import gpu
-from tunecast.launching.engines.commands import output_of, submit_or_find
+from tunecast.launching.engines.commands import run_command, submit_by_name
 from tunecast.launching.engines.names import DSTACK_BACKENDS, DSTACK_CARDS, FORM_FACTORS
 from tunecast.launching.engines.start import INSTALLATION_S, NOTHING, letter_first, start_text
 from tunecast.launching.ledger import LedgerEntry
@@ -147,18 +147,11 @@ def _notes(order: Order, options: Mapping[str, str]) -> Iterator[str]:
 
 
 def submit(entry: LedgerEntry, commands: tuple[Command, ...], environment: Mapping[str, str]) -> str:
-    """The run's name. A launch that fails half-way is kept where dstack knows of it."""
-    submit_or_find(lambda: _run(commands[-1], entry, environment), lambda: state(entry), commands[-1][0])
-    return letter_first(entry.id)
-
-
-def _run(command: Command, entry: LedgerEntry, environment: Mapping[str, str] | None = None) -> str:
-    absent = ". To fix: pip install dstack, and dstack server"
-    return output_of(command, entry.folder, environment, named=command[0], absent=absent, lock=entry.lock)
+    return submit_by_name(entry, commands, environment, state)
 
 
 def state(entry: LedgerEntry) -> str:
-    run = _newest(_run(("dstack", "ps", "--all", "--json"), entry), letter_first(entry.id))
+    run = _newest(run_command(("dstack", "ps", "--all", "--json"), entry), letter_first(entry.id))
     if run is None:
         return "not started"
     if run.get("termination_reason") in STOPPED and run.get("status") == "terminated":
@@ -181,4 +174,4 @@ def log_command(entry: LedgerEntry, *, follow: bool) -> Command:
 
 
 def cancel(entry: LedgerEntry) -> None:
-    _run(("dstack", "stop", "-y", letter_first(entry.id)), entry)
+    run_command(("dstack", "stop", "-y", letter_first(entry.id)), entry)

@@ -15,7 +15,7 @@ from math import ceil
 from typing import Any
 
 from tunecast.errors import NotResolved, UsageError
-from tunecast.launching.engines.commands import output_of
+from tunecast.launching.engines.commands import run_command
 from tunecast.launching.engines.start import INSTALLATION_S
 from tunecast.launching.ledger import LedgerEntry
 from tunecast.launching.pins import PYTHON
@@ -119,7 +119,7 @@ def submit(entry: LedgerEntry, commands: tuple[Command, ...], environment: Mappi
     """The execution's id. It has the launch's name, by which one that was killed in between is found again."""
     said = ""
     for command in commands:
-        said = _run(command, entry, environment)
+        said = run_command(command, entry, environment)
     found = SAID.search(said)
     number = found[1] if found else _by_name(entry)
     if number is None:
@@ -127,21 +127,10 @@ def submit(entry: LedgerEntry, commands: tuple[Command, ...], environment: Mappi
     return number
 
 
-def _run(command: Command, entry: LedgerEntry, environment: Mapping[str, str] | None = None) -> str:
-    return output_of(
-        command,
-        entry.folder,
-        environment,
-        named=command[0],
-        absent=". To fix: pip install lyceum-cli, and lyceum auth login",
-        lock=entry.lock,
-    )
-
-
 def _by_name(entry: LedgerEntry) -> str | None:
     """Of those that run, and of those that ran."""
     for listed in ("list", "history"):
-        rows = _answer(_run(("lyceum", "jobs", listed, "--limit", "1000", "--json"), entry))
+        rows = _answer(run_command(("lyceum", "jobs", listed, "--limit", "1000", "--json"), entry))
         for row in rows if isinstance(rows, list) else ():
             if isinstance(row, dict) and row.get("file_name") == entry.id:
                 return str(row.get("execution_id"))
@@ -159,7 +148,7 @@ def state(entry: LedgerEntry) -> str:
     number = entry.number or _by_name(entry)
     if number is None:
         return "not started"
-    row = _answer(_run(("lyceum", "jobs", "status", number, "--json"), entry))
+    row = _answer(run_command(("lyceum", "jobs", "status", number, "--json"), entry))
     return STATES.get(str(row.get("status")).lower(), "unknown") if isinstance(row, dict) else "unknown"
 
 
@@ -171,4 +160,4 @@ def log_command(entry: LedgerEntry, *, follow: bool) -> Command:
 def cancel(entry: LedgerEntry) -> None:
     number = entry.number or _by_name(entry)
     if number is not None:
-        _run(("lyceum", "jobs", "abort", number), entry)
+        run_command(("lyceum", "jobs", "abort", number), entry)

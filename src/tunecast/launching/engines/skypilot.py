@@ -15,7 +15,7 @@ from typing import Any
 
 from tunecast.errors import NotResolved, UsageError
 from tunecast.hardware.catalog import gpu
-from tunecast.launching.engines.commands import output_of, submit_or_find
+from tunecast.launching.engines.commands import run_command, submit_by_name
 from tunecast.launching.engines.names import (
     SEVERAL_CARDS,
     SKYPILOT_CANNOT,
@@ -319,14 +319,7 @@ print(task.best_resources)
 
 
 def submit(entry: LedgerEntry, commands: tuple[Command, ...], environment: Mapping[str, str]) -> str:
-    """The name by which SkyPilot knows it. A launch that fails half-way is kept where SkyPilot knows of it."""
-    submit_or_find(lambda: _run(commands[-1], entry, environment), lambda: state(entry), commands[-1][0])
-    return letter_first(entry.id)
-
-
-def _run(command: Command, entry: LedgerEntry, environment: Mapping[str, str] | None = None) -> str:
-    absent = ". To fix: pip install skypilot, and sky check"
-    return output_of(command, entry.folder, environment, named=command[0], absent=absent, lock=entry.lock)
+    return submit_by_name(entry, commands, environment, state)
 
 
 def _is_managed(entry: LedgerEntry) -> bool:
@@ -336,14 +329,14 @@ def _is_managed(entry: LedgerEntry) -> bool:
 def state(entry: LedgerEntry) -> str:
     name = letter_first(entry.id)
     if _is_managed(entry):
-        rows = _records(_run(("sky", "jobs", "queue", "--all", "--output", "json"), entry))
+        rows = _records(run_command(("sky", "jobs", "queue", "--all", "--output", "json"), entry))
         mine = [row for row in rows if row.get("job_name") == name]
         newest = max(mine, key=lambda row: int(row.get("job_id") or 0), default=None)
         return "not started" if newest is None else STATES.get(str(newest.get("status")), "unknown")
-    clusters = _records(_run(("sky", "status", "--output", "json", name), entry))
+    clusters = _records(run_command(("sky", "status", "--output", "json", name), entry))
     if not clusters:
         return "ended" if entry.number else "not started"
-    jobs = _records(_run(("sky", "queue", "--output", "json", name), entry))
+    jobs = _records(run_command(("sky", "queue", "--output", "json", name), entry))
     return STATES.get(str(jobs[0].get("status")), "unknown") if jobs else "queued"
 
 
@@ -368,6 +361,6 @@ def cancel(entry: LedgerEntry) -> None:
     """A machine of one's own is given back with its job."""
     name = letter_first(entry.id)
     if _is_managed(entry):
-        _run(("sky", "jobs", "cancel", "--yes", "--name", name), entry)
+        run_command(("sky", "jobs", "cancel", "--yes", "--name", name), entry)
     else:
-        _run(("sky", "down", "--yes", name), entry)
+        run_command(("sky", "down", "--yes", name), entry)

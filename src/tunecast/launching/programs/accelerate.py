@@ -39,7 +39,7 @@ START_SHARE = 0.7
 same machine. The command imports all its sub-commands, of which `estimate` imports transformers' automatic classes
 (accelerate/commands/accelerate_cli.py), before it looks for cards. 10.4 of 14.8 s on a machine with an H200
 (benchmarks/data/launcher_start.jsonl, accelerate's inner_s and trl); 15.1, 15.8, 16.7 and 17.4 s in four launches
-(launched_runs.jsonl, job_s less process_s) whose own starts took 17 to 25 s; 3.8 of 6.8 s of CPU time without a card."""
+(launched_runs.jsonl, job_s less process_s) whose own starts took 17 to 25 s; 3.8 of 6.8 s of CPU without a card."""
 FSDP_2_SINCE = (5, 0)
 """transformers whose Trainer takes FSDP 2 where nothing is said."""
 
