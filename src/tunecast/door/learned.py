@@ -15,7 +15,7 @@ from tunecast.learn.learning import learn
 from tunecast.learn.lessons import Reset
 from tunecast.prediction import engines
 from tunecast.prediction.prediction import Prediction
-from tunecast.prediction.time.learned import (
+from tunecast.prediction.lessons.correction import (
     HALF,
     Correction,
     Learned,
@@ -69,7 +69,7 @@ class CalibrationShown(Result):
 
 
 @dataclass(frozen=True)
-class Figures(Result):
+class CalibrationSide(Result):
     """Of one prediction."""
 
     step_s: float | None
@@ -89,8 +89,8 @@ class CalibrationDiff(Result):
     gpu: str
     since: str | None
     """Where given, `without` has what runs before that day taught; else nothing that was learned."""
-    without: Figures
-    learned: Figures
+    without: CalibrationSide
+    learned: CalibrationSide
     runs: int
     ratio: float
     """Of the step, by all runs."""
@@ -160,9 +160,9 @@ def diff_calibration(
     )
 
 
-def figures_of(found: Prediction) -> Figures:
+def figures_of(found: Prediction) -> CalibrationSide:
     time, memory = found.time, found.memory
-    return Figures(
+    return CalibrationSide(
         None if time is None else time.step_s,
         None if time is None else (time.low_s, time.high_s),
         None if time is None else time.total_s,

@@ -13,7 +13,7 @@ from tunecast.prediction.prediction import Prediction
 if TYPE_CHECKING:
     from tunecast.planning.price import Rent
     from tunecast.prediction.time.calibration import Calibration
-    from tunecast.prediction.time.learned import Learned
+    from tunecast.prediction.lessons.correction import Learned
 
 
 def predict(

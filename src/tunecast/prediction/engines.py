@@ -34,7 +34,7 @@ from tunecast.tape.shorten import with_few_micro_batches
 
 if TYPE_CHECKING:
     from tunecast.prediction.time.calibration import Calibration
-    from tunecast.prediction.time.learned import Learned
+    from tunecast.prediction.lessons.correction import Learned
 
 
 DEFAULT_ENGINE = "analytic"
