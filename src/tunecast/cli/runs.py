@@ -12,7 +12,7 @@ from tunecast.cli.arguments import Parser, add_json_flag, count
 from tunecast.cli.files import require_writable
 from tunecast.cli.pages import provenance
 from tunecast.cli.terminal import terminal_of
-from tunecast.door.runs import exported_lines, imported, plotted_runs, prune, publish, run_of, runs
+from tunecast.door.runs import exported_lines, import_file, plotted_runs, prune, publish, run_of, runs
 from tunecast.errors import UsageError, nearest_hint
 from tunecast.job.names import METHODS
 from tunecast.job.writer import write_file
@@ -136,7 +136,7 @@ def _export(arguments: argparse.Namespace, word: str, argv: Sequence[str]) -> in
 
 def _import(arguments: argparse.Namespace, word: str, argv: Sequence[str]) -> int:
     """Exit code 2 where a line was no run: all others are stored."""
-    told = imported(word).to_dict()
+    told = import_file(word).to_dict()
     print(json.dumps(told) + "\n" if arguments.json else imported_text(told, word), end="", flush=True)
     return UsageError.exit_code if told["bad_lines"] else 0
 

@@ -109,7 +109,7 @@ def runs(
 ) -> StoredRuns:
     """The measured runs of the store (TUNECAST_STORE), the newest first. `since`: a day, or 30d for as long ago."""
     asked = filters_from(gpu, model, method, state, since, now_text())
-    with _opened() as store:
+    with _store_after_delivery() as store:
         listed = tuple(store.summaries(limit, asked))
         return StoredRuns(
             listed, store.counts(asked), _spread(store, "memory_ratio", asked), _spread(store, "time_ratio", asked),
@@ -156,7 +156,7 @@ def is_asked(run: RunSummary, asked: RunFilters) -> bool:
     return same and (asked.since is None or run.began >= asked.since)
 
 
-def imported(path: str) -> ImportedRuns:
+def import_file(path: str) -> ImportedRuns:
     with open_store() as store:
         return import_runs(store, path)
 
@@ -212,7 +212,7 @@ def prune(keep: str, *, dry_run: bool = False) -> int:
         return store.count_before(moment) if dry_run else store.delete_before(moment)
 
 
-def _opened() -> RunStore:
+def _store_after_delivery() -> RunStore:
     """The store, with what waited for it delivered where that is possible now."""
     store = open_store()
     try:
