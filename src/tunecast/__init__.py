@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from tunecast.door.predict import predict as predict
     from tunecast.door.read import read as read
     from tunecast.door.read import recipe as recipe
-    from tunecast.door.runs import Runs as Runs
+    from tunecast.door.runs import StoredRuns as StoredRuns
     from tunecast.door.runs import runs as runs
     from tunecast.door.trace import ScriptTrace as ScriptTrace
     from tunecast.door.trace import trace as trace
@@ -80,7 +80,7 @@ _PLACES = {
     "door.plan": ("plan",),
     "door.predict": ("predict",),
     "door.read": ("read", "recipe"),
-    "door.runs": ("Runs", "runs"),
+    "door.runs": ("StoredRuns", "runs"),
     "door.trace": ("ScriptTrace", "trace"),
     "errors": ("DoesNotFit", "NotResolved", "OverBudget", "TunecastError", "Unsupported", "UsageError"),
     "job.job": ("Job",),

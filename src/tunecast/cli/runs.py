@@ -12,14 +12,14 @@ from tunecast.cli.arguments import Parser, add_json_flag, count
 from tunecast.cli.files import require_writable
 from tunecast.cli.pages import provenance
 from tunecast.cli.terminal import terminal_of
-from tunecast.door.runs import exported_lines, imported, plotted_runs, prune, publish, run_of, runs
+from tunecast.door.runs import exported_lines, import_file, plotted_runs, prune, publish, run_of, runs
 from tunecast.errors import UsageError, nearest_hint
 from tunecast.job.names import METHODS
 from tunecast.job.writer import write_file
 from tunecast.learn.record import STATES
 from tunecast.learn.runs_store.rows import RunFilters, filters_from, now_text
-from tunecast.report.lists.run_plot import runs_page, with_plot
-from tunecast.report.lists.runs import imported_text, published_text, run_text, runs_text
+from tunecast.report.runs.plot import runs_page, with_plot
+from tunecast.report.runs.text import imported_text, published_text, run_text, runs_text
 
 USAGE = "tunecast runs [list] | show ID | compare JOB | export | import FILE | publish | prune --keep 365d   [options]"
 DESCRIPTION = """\
@@ -141,7 +141,7 @@ def _export(arguments: argparse.Namespace, word: str, argv: Sequence[str]) -> in
 
 def _import(arguments: argparse.Namespace, word: str, argv: Sequence[str]) -> int:
     """Exit code 2 where a line was no run: all others are stored."""
-    told = imported(word).to_dict()
+    told = import_file(word).to_dict()
     print(json.dumps(told) + "\n" if arguments.json else imported_text(told, word), end="", flush=True)
     return UsageError.exit_code if told["bad_lines"] else 0
 

@@ -19,9 +19,9 @@ from tunecast.learn.runs_store.rows import RunFilters, RunSummary, filters_from,
 from tunecast.learn.runs_store.store import SHORTEST_ID, RunStore, open_store
 from tunecast.learn.shipped import shipped_records
 from tunecast.records import NamedTuple, dataclass
-from tunecast.report.lists.run_plot import MOST_POINTS
-from tunecast.report.lists.runs import RunsShown, Spread
 from tunecast.report.page.notebook import fragment, note, table
+from tunecast.report.runs.plot import MOST_POINTS
+from tunecast.report.runs.text import RatioSpread, RunsShown
 from tunecast.result import Result
 from tunecast.units import gib
 
@@ -31,15 +31,15 @@ LEFT_OUT = "hosts, notes, countries, times of day, Hub ids of models that are no
 
 
 @dataclass(frozen=True)
-class Runs:
+class StoredRuns:
     """What is stored, the newest first; its JSON is the list of them."""
 
     runs: tuple[RunSummary, ...]
     states: Mapping[str, int]
     """How many there are of each state, those that are not listed included."""
-    memory: Spread | None
+    memory: RatioSpread | None
     """Measured over predicted."""
-    time: Spread | None
+    time: RatioSpread | None
     place: str
     waiting: int = 0
     """Records that a server has not got yet."""
@@ -106,12 +106,12 @@ def runs(
     state: str | None = None,
     since: str | None = None,
     limit: int | None = None,
-) -> Runs:
+) -> StoredRuns:
     """The measured runs of the store (TUNECAST_STORE), the newest first. `since`: a day, or 30d for as long ago."""
     asked = filters_from(gpu, model, method, state, since, now_text())
-    with _opened() as store:
+    with _store_after_delivery() as store:
         listed = tuple(store.summaries(limit, asked))
-        return Runs(
+        return StoredRuns(
             listed, store.counts(asked), _spread(store, "memory_ratio", asked), _spread(store, "time_ratio", asked),
             store.place.shown, store.waiting(),
         )  # fmt: skip
@@ -156,7 +156,7 @@ def is_asked(run: RunSummary, asked: RunFilters) -> bool:
     return same and (asked.since is None or run.began >= asked.since)
 
 
-def imported(path: str) -> ImportedRuns:
+def import_file(path: str) -> ImportedRuns:
     with open_store() as store:
         return import_runs(store, path)
 
@@ -212,7 +212,7 @@ def prune(keep: str, *, dry_run: bool = False) -> int:
         return store.count_before(moment) if dry_run else store.delete_before(moment)
 
 
-def _opened() -> RunStore:
+def _store_after_delivery() -> RunStore:
     """The store, with what waited for it delivered where that is possible now."""
     store = open_store()
     try:
@@ -223,6 +223,6 @@ def _opened() -> RunStore:
     return store
 
 
-def _spread(store: RunStore, name: str, asked: RunFilters) -> Spread | None:
+def _spread(store: RunStore, name: str, asked: RunFilters) -> RatioSpread | None:
     count, parts = store.ratios(name, asked, PARTS)
-    return Spread(count, *parts) if count else None
+    return RatioSpread(count, *parts) if count else None

@@ -22,7 +22,7 @@ MOST_BAD = 20
 MOST_KEYS = 100
 
 
-class BadLine(NamedTuple):
+class RefusedLine(NamedTuple):
     line: int
     reason: str
 
@@ -39,7 +39,7 @@ class ImportedRuns(Result):
     added: int
     """Those that were not there before."""
     bad_lines: int
-    bad: tuple[BadLine, ...] = ()
+    bad: tuple[RefusedLine, ...] = ()
     """The first of them."""
     unknown_keys: tuple[str, ...] = ()
     """Keys that this tunecast does not know, and left out."""
@@ -67,7 +67,7 @@ def import_runs(store: RunStore, path: str) -> ImportedRuns:
 def import_lines(store: RunStore, file: IO[bytes]) -> ImportedRuns:
     page: list[MeasuredRun] = []
     keys: dict[str, None] = {}
-    bad: list[BadLine] = []
+    bad: list[RefusedLine] = []
     runs = added = bad_lines = 0
     for number, line in enumerate(_lines(file), 1):
         if not line.strip():
@@ -77,7 +77,7 @@ def import_lines(store: RunStore, file: IO[bytes]) -> ImportedRuns:
         except UsageError as error:
             bad_lines += 1
             if len(bad) < MOST_BAD:
-                bad.append(BadLine(number, " ".join(error.message.split("\n"))[:500]))
+                bad.append(RefusedLine(number, " ".join(error.message.split("\n"))[:500]))
             continue
         if len(keys) < MOST_KEYS:
             keys |= dict.fromkeys(unknown)

@@ -13,7 +13,5 @@ offer_md.py    What compliance asks of one offer, as Markdown: whose it is, whos
 offers.py      Offers for the terminal and for programs: a line each, how old they are, and what a price does not say
 oom.py         An out-of-memory error explained, for the terminal and for programs
 recipe.py      What was understood of a trainer's file, as `tunecast read` prints it
-run_plot.py    Predicted against measured: every run a point, the line where both are the same
-runs.py        Measured runs for the terminal: the fleet at a glance, one run in full, what was imported and published
 script_fit.py  What to change in a script so that it fits, in its own arguments, for the terminal
 """

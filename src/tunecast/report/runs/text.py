@@ -18,7 +18,7 @@ NOTHING = "No runs are stored yet"
 HOW = "a measured training, or tunecast runs import FILE, adds some"
 
 
-class Spread(NamedTuple):
+class RatioSpread(NamedTuple):
     """Of measured over predicted: of how many runs, and p10, p50 and p90."""
 
     runs: int
@@ -33,8 +33,8 @@ class RunsShown(NamedTuple):
     place: str
     rows: Sequence[Mapping[str, Any]]
     states: Mapping[str, int]
-    memory: Spread | None
-    time: Spread | None
+    memory: RatioSpread | None
+    time: RatioSpread | None
     waiting: int = 0
 
     @property

@@ -8,11 +8,11 @@ from typing import Any
 from tunecast.errors import printable
 from tunecast.records import NamedTuple
 from tunecast.report.draw.text import DEFAULT, Terminal
-from tunecast.report.lists.runs import RunsShown, cards_words, headline, runs_text, spread_sentences
 from tunecast.report.page.document import Provenance, byline, document, panel, reproduction
 from tunecast.report.page.markup import Markup, cell, lines, table, tag
 from tunecast.report.plan.plot import Axis, size_axis, time_axis
 from tunecast.report.run.time import duration
+from tunecast.report.runs.text import RunsShown, cards_words, headline, runs_text, spread_sentences
 from tunecast.units import GIB, gib
 
 ROWS, COLUMNS = 16, 56
