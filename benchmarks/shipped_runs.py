@@ -4,9 +4,9 @@
     sharded_memory.py
 
 Writes src/tunecast/learn/shipped_runs.jsonl.gz (`tunecast runs export --shipped`; docs/data_card.md says what is in it)
-and src/tunecast/prediction/lessons/measured_runs.csv, what a job's nearest runs are found by. `predicted` is what the committed
-results hold of this tree; of runs that were drawn, the prediction from before they ran where no result holds a later
-one.
+and src/tunecast/prediction/lessons/measured_runs.csv, what a job's nearest runs are found by. `predicted` is what the
+committed results hold of this tree; of runs that were drawn, the prediction from before they ran where no result
+holds a later one.
 """
 
 from __future__ import annotations

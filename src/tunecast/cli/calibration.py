@@ -10,7 +10,7 @@ from tunecast.cli.arguments import Parser, add_json_flag
 from tunecast.door.learned import diff_calibration, reset_calibration, show_calibration
 from tunecast.errors import UsageError, nearest_hint
 from tunecast.job.flags import COMMON, add_job_flags, overrides_from
-from tunecast.report.lists.learned import calibration_text, diff_text, reset_text
+from tunecast.report.runs.learned import calibration_text, diff_text, reset_text
 
 USAGE = "tunecast calibration [show] | diff JOB [--since DAY] | reset --gpu NAME | --all [--undo]   [options]"
 DESCRIPTION = """\

@@ -14,7 +14,6 @@ from tunecast.learn import lessons
 from tunecast.learn.learning import learn
 from tunecast.learn.lessons import Reset
 from tunecast.prediction import engines
-from tunecast.prediction.prediction import Prediction
 from tunecast.prediction.lessons.correction import (
     HALF,
     Correction,
@@ -25,6 +24,7 @@ from tunecast.prediction.lessons.correction import (
     learned_range,
     posterior,
 )
+from tunecast.prediction.prediction import Prediction
 from tunecast.records import dataclass
 from tunecast.result import Result
 
