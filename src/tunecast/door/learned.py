@@ -107,7 +107,7 @@ class CalibrationReset(Result):
     undone: bool
 
 
-def show_calibration(gpu: str | None = None, environ: Mapping[str, str] = os.environ) -> CalibrationShown:
+def calibration(gpu: str | None = None, environ: Mapping[str, str] = os.environ) -> CalibrationShown:
     """What was learned of a card, or of every card with runs."""
     names = [_card(gpu)] if gpu is not None else lessons.cards_with_runs(environ)
     cards = (card_of(name, lessons.learn_card(name, environ)) for name in names)
@@ -144,11 +144,11 @@ def diff_calibration(
 ) -> CalibrationDiff:  # fmt: skip
     """A job predicted with what its card's runs taught, and without; or with what those before `since` had taught."""
     asked = read_on_card(job, overrides)
-    calibration = calibration_for(asked)
+    measured = calibration_for(asked)
     card = _card(asked.hardware.gpu)
     learned = lessons.learned_of(card, environ) or learn([])
     before = None if since is None else lessons.learn_card(card, environ, until=since)
-    without, now = (engines.predict(asked, calibration=calibration, learned=each) for each in (before, learned))
+    without, now = (engines.predict(asked, calibration=measured, learned=each) for each in (before, learned))
     correction = now.timing.learned
     return CalibrationDiff(
         card,
