@@ -190,7 +190,7 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> Markup:
         )
         for row in rows
     )
-    return table(head, made, "sortable")
+    return tag("div", table(head, made, "blocks all sortable"), class_="scroll")
 
 
 def _figure(value: float | None, words: Any) -> Markup:
