@@ -11,17 +11,13 @@ from typing import Any, ClassVar
 
 from tunecast.errors import NotResolved, UsageError
 from tunecast.job.knob import shown as shown_value
-from tunecast.job.writer import write_file
-from tunecast.learn.publishing import anonymised
 from tunecast.learn.record import MeasuredRun, run_from
 from tunecast.learn.runs_store.exchange import ImportedRuns, import_runs, run_lines
 from tunecast.learn.runs_store.rows import RunFilters, RunSummary, filters_from, moment_of, now_text, summary
 from tunecast.learn.runs_store.store import SHORTEST_ID, RunStore, open_store
 from tunecast.learn.shipped import shipped_records
 from tunecast.records import NamedTuple, dataclass
-from tunecast.report.page.notebook import fragment, note, table
-from tunecast.report.runs.plot import MOST_POINTS
-from tunecast.report.runs.text import RatioSpread, RunsShown
+from tunecast.report.runs.text import MOST_POINTS, RatioSpread, RunsShown
 from tunecast.result import Result
 from tunecast.units import gib
 
@@ -56,6 +52,8 @@ class StoredRuns:
         return RunsShown(self.place, self.to_dict(), self.states, self.memory, self.time, self.waiting)
 
     def _repr_html_(self) -> str:
+        from tunecast.report.page.notebook import fragment, note, table  # it loads everything that is drawn there
+
         rows = [
             (
                 each.began[:10], each.state, each.gpu or "", each.model or "", each.method or "",
@@ -163,6 +161,9 @@ def import_file(path: str) -> ImportedRuns:
 
 def publish(asked: RunFilters, out: str | None = None) -> PublishedRuns:
     """Anonymised runs that are over, into a file, or counted where none is named. Nothing is sent anywhere."""
+    from tunecast.job.writer import write_file
+    from tunecast.learn.publishing import anonymised
+
     counts: dict[str, Counter[str]] = {name: Counter() for name in ("states", "gpus", "models", "methods")}
     refused: list[RefusedRun] = []
     days: list[str] = []
