@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from tunecast.cli.answers import print_answer
 from tunecast.cli.arguments import Parser, add_json_flag
-from tunecast.door.learned import diff_calibration, reset_calibration, calibration
+from tunecast.door.learned import calibration, diff_calibration, reset_calibration
 from tunecast.errors import UsageError, nearest_hint
 from tunecast.job.flags import COMMON, add_job_flags, overrides_from
 from tunecast.report.runs.learned import calibration_text, diff_text, reset_text
