@@ -34,7 +34,7 @@ from learning_spreads import CARD, OWN, Row, mean, priors, rows  # noqa: E402
 from time_ranges import bands, residuals  # noqa: E402
 
 from tunecast.learn.learning import counted  # noqa: E402
-from tunecast.prediction.time.learned import (  # noqa: E402
+from tunecast.prediction.lessons.correction import (  # noqa: E402
     NONE,
     Correction,
     Observed,
@@ -234,7 +234,7 @@ def neighbours() -> Found:
     from shipped_runs import records
 
     from tunecast.learn.comparing import near_runs
-    from tunecast.prediction.nearest import like_runs, near
+    from tunecast.prediction.lessons.nearest import like_runs, near
 
     everything = list(near_runs(records()))
     found: Found = {}

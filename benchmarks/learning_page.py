@@ -15,7 +15,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "src")]
 
 from figures import load, table  # noqa: E402
 
-from tunecast.prediction.time.learned import PRIORS, Prior  # noqa: E402
+from tunecast.prediction.lessons.correction import PRIORS, Prior  # noqa: E402
 
 PAGE = HERE.parent / "docs" / "learning.md"
 BEGIN, END = "<!-- figures: benchmarks/learning_page.py -->", "<!-- end of figures -->"
@@ -164,7 +164,7 @@ def figures() -> str:
         ["half the range", *(percent(one["half_width"]) for one in same["curve"])],
     ]
     lines = [
-        "Which part of the square of a step's deviation is whose (`prediction/time/learned_table.py`):", "", *shares(),
+        "Which part of the square of a step's deviation is whose (`prediction/lessons/table.py`):", "", *shares(),
         "### A card nobody timed, and k of its runs", "",
         "Median error of the rows that were not learned from, and in brackets how many of 100 lie in their 80 % range. "
         "Rows drawn at random, so that some are of a model that was learned from:", "", *cards(found, "rows"),

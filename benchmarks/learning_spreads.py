@@ -1,5 +1,5 @@
 """Which part of a step's deviation is its card's, its stack's, its model's, its host's and its own: writes
-src/tunecast/prediction/time/learned_table.py, by which runs correct predictions (prediction/time/learned.py).
+src/tunecast/prediction/lessons/table.py, by which runs correct predictions (prediction/lessons/correction.py).
 
     python benchmarks/learning_spreads.py          after time_h200.py, time_public.py, time_vendor.py, time_left_out.py
 
@@ -33,11 +33,11 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "src")]
 from figures import load  # noqa: E402
 from time_ranges import Residual, residuals  # noqa: E402
 
-from tunecast.prediction.time.learned import LEVELS as OF_JOBS  # noqa: E402
-from tunecast.prediction.time.learned import Prior  # noqa: E402
+from tunecast.prediction.lessons.correction import LEVELS as OF_JOBS  # noqa: E402
+from tunecast.prediction.lessons.correction import Prior  # noqa: E402
 from tunecast.prediction.time.ranges import CARD, HOST, StepKind  # noqa: E402
 
-TABLE = HERE.parent / "src" / "tunecast" / "prediction" / "time" / "learned_table.py"
+TABLE = HERE.parent / "src" / "tunecast" / "prediction" / "lessons" / "table.py"
 LEVELS = ("within", "model", "stack", "card")
 CLIP = 0.3
 """The widest a range is for steps of known kinds (`several h100-sxm-96gb, torchtitan`: + 32 %)."""
@@ -48,7 +48,7 @@ OWN = "h200-sxm-141gb"
 HEAD = '''"""Which part of the square of a step's deviation is whose. Written by `benchmarks/learning_spreads.py`; do
 not edit.
 
-A line: what the step waits for, and the fields of `tunecast.prediction.time.learned.Prior`.
+A line: what the step waits for, and the fields of `tunecast.prediction.lessons.correction.Prior`.
 """
 
 from __future__ import annotations

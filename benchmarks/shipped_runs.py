@@ -4,9 +4,9 @@
     sharded_memory.py
 
 Writes src/tunecast/learn/shipped_runs.jsonl.gz (`tunecast runs export --shipped`; docs/data_card.md says what is in it)
-and src/tunecast/prediction/measured_runs.csv, what a job's nearest runs are found by. `predicted` is what the committed
-results hold of this tree; of runs that were drawn, the prediction from before they ran where no result holds a later
-one.
+and src/tunecast/prediction/lessons/measured_runs.csv, what a job's nearest runs are found by. `predicted` is what the
+committed results hold of this tree; of runs that were drawn, the prediction from before they ran where no result
+holds a later one.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from tunecast.learn.comparing import errors_of, traits_of_record  # noqa: E402
 from tunecast.learn.record import run_from  # noqa: E402
 from tunecast.learn.recordable import shape_from  # noqa: E402
 from tunecast.prediction.evidence import PER_ERROR  # noqa: E402
-from tunecast.prediction.nearest import COLUMNS  # noqa: E402
+from tunecast.prediction.lessons.nearest import COLUMNS  # noqa: E402
 
 PACKAGE = HERE.parent / "src" / "tunecast"
 RECORDS = PACKAGE / "learn" / "shipped_runs.jsonl.gz"
-TABLE = PACKAGE / "prediction" / "measured_runs.csv"
+TABLE = PACKAGE / "prediction" / "lessons" / "measured_runs.csv"
 H200, DEVICE, DRIVER = "h200-sxm-141gb", "NVIDIA H200", "580"
 OWN: Mapping[str, str] = {
     "h200_runs": "2026-11-15", "generated_runs": "2026-11-15", "closed_runs": "2026-11-15", "edge_runs": "2026-11-16",

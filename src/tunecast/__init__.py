@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from tunecast.door.launched import cancel as cancel
     from tunecast.door.launched import jobs as jobs
     from tunecast.door.launched import logs as logs
+    from tunecast.door.learned import calibration as calibration
     from tunecast.door.offers import offers as offers
     from tunecast.door.plan import plan as plan
     from tunecast.door.predict import predict as predict
@@ -78,6 +79,7 @@ _PLACES = {
     "door.launch": ("launch",),
     "door.launch_many": ("LaunchedTogether", "RenderedTogether"),
     "door.launched": ("Launched", "LaunchedJobs", "cancel", "jobs", "logs"),
+    "door.learned": ("calibration",),
     "door.offers": ("offers",),
     "door.plan": ("plan",),
     "door.predict": ("predict",),

@@ -37,7 +37,7 @@ PUBLIC = {
     "Unsupported", "UsageError", "__version__", "cancel", "compare", "data", "jobs", "launch", "logs", "Launched",
     "LaunchedJobs", "LaunchedTogether", "RenderedTogether", "Rendering",
     "explain_oom", "fit", "gpus", "largest", "models", "nodes", "offers", "plan", "predict",
-    "read", "read_jobs", "recipe", "trace", "MeasuredRun", "StoredRuns", "runs", "Callback", "watching",
+    "read", "read_jobs", "recipe", "trace", "MeasuredRun", "StoredRuns", "runs", "calibration", "Callback", "watching",
 }  # fmt: skip
 SCHEMAS = {
     tunecast.Prediction: "tunecast.prediction/1", tunecast.Plan: "tunecast.plan/1", tunecast.Fit: "tunecast.fit/1",

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tunecast.learn.learning import learn
-from tunecast.prediction.time.learned import NONE, Learned, correction
+from tunecast.prediction.lessons.correction import NONE, Learned, correction
 from tunecast.prediction.time.ranges import StepKind
 
 KIND = StepKind("rtx-4090", "accelerate", "16 bits", "one", "card", "short")

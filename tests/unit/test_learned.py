@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tunecast.learn.learning import FAR, WINDOW, learn
-from tunecast.prediction.time.learned import (
+from tunecast.prediction.lessons.correction import (
     HALF,
     NONE,
     Correction,
@@ -20,7 +20,7 @@ from tunecast.prediction.time.learned import (
     spread_of,
     within_variance,
 )
-from tunecast.prediction.time.learned_table import SHARES
+from tunecast.prediction.lessons.table import SHARES
 from tunecast.prediction.time.runtime import StepTime
 
 STACK = "accelerate, 16 bits, one"

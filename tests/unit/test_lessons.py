@@ -149,6 +149,16 @@ def test_the_command_shows_compares_and_resets(home: Path, capsys: pytest.Captur
     assert "RTX 4090: 8 runs" in capsys.readouterr().out
 
 
+def test_runs_compare_finds_those_of_the_store_first(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store_runs(8, 1.2)
+    given = ("runs", "compare", MODEL, "--method", "lora", "--gpu", CARD, "--seq-len", "512", "--micro-batch", "1")
+    found = told(capsys, *given)
+    assert found["schema"] == "tunecast.runs-comparison/1" and found["own_runs"] == 8
+    assert (found["time"]["runs"], found["time"]["low"]) == (8, pytest.approx(0.2))
+    assert main([*given, "--details"]) == 0
+    assert "yours 0000" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     "argv",
     [

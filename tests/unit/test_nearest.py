@@ -12,7 +12,7 @@ import pytest
 from tunecast.learn.comparing import compare_runs, errors_of, traits_of_record
 from tunecast.learn.record import run_from
 from tunecast.learn.shipped import shipped_records
-from tunecast.prediction.nearest import (
+from tunecast.prediction.lessons.nearest import (
     ErrorRange,
     LikeRuns,
     NearRun,

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 
 from tunecast.cli.answers import print_answer
 from tunecast.cli.arguments import Parser, add_json_flag
-from tunecast.door.learned import diff_calibration, reset_calibration, show_calibration
+from tunecast.door.learned import calibration, diff_calibration, reset_calibration
 from tunecast.errors import UsageError, nearest_hint
 from tunecast.job.flags import COMMON, add_job_flags, overrides_from
-from tunecast.report.lists.learned import calibration_text, diff_text, reset_text
+from tunecast.report.runs.learned import calibration_text, diff_text, reset_text
 
 USAGE = "tunecast calibration [show] | diff JOB [--since DAY] | reset --gpu NAME | --all [--undo]   [options]"
 DESCRIPTION = """\
@@ -58,7 +58,7 @@ def run(argv: Sequence[str]) -> int:
     gpu = overrides.get("hardware.gpu")
     card = None if gpu is None else str(gpu)
     if action == "show":
-        shown = show_calibration(card)
+        shown = calibration(card)
         print_answer(shown, arguments, lambda terminal: calibration_text(shown.to_dict()))
     elif action == "diff":
         diff = diff_calibration(rest[0], overrides, since=_moment(arguments.since))

@@ -9,16 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from tunecast.cli.arguments import Parser, add_json_flag, count
-from tunecast.cli.files import require_writable
-from tunecast.cli.pages import provenance
 from tunecast.cli.terminal import terminal_of
-from tunecast.door.runs import exported_lines, imported, plotted_runs, prune, publish, run_of, runs
+from tunecast.door.runs import exported_lines, import_file, plotted_runs, prune, publish, run_of, runs
 from tunecast.errors import UsageError, nearest_hint
 from tunecast.job.names import METHODS
-from tunecast.job.writer import write_file
 from tunecast.learn.record import STATES
 from tunecast.learn.runs_store.rows import RunFilters, filters_from, now_text
-from tunecast.report.runs.plot import runs_page, with_plot
 from tunecast.report.runs.text import imported_text, published_text, run_text, runs_text
 
 USAGE = "tunecast runs [list] | show ID | compare JOB | export | import FILE | publish | prune --keep 365d   [options]"
@@ -101,22 +97,37 @@ def _refuse_flags(action: str, arguments: argparse.Namespace) -> None:
         raise UsageError(f"{flag}: not for runs {action}; it belongs to {others}", field=flag)
 
 
+def _require_writable(flag: str, name: str | None) -> None:
+    if name is not None:
+        from tunecast.cli.files import require_writable  # it loads what draws pages
+
+        require_writable(flag, name)
+
+
 def _filters(arguments: argparse.Namespace) -> RunFilters:
     return filters_from(**{name: getattr(arguments, name) for name in FILTERS}, now=now_text())
 
 
 def _list(arguments: argparse.Namespace, word: str, argv: Sequence[str]) -> int:
-    require_writable("--html", arguments.html)
+    _require_writable("--html", arguments.html)
     limit = arguments.limit or (None if arguments.json else SHOWN)
     found = runs(**{name: getattr(arguments, name) for name in FILTERS}, limit=limit)
     plotted = plotted_runs(_filters(arguments)) if arguments.html or arguments.plot else []
     if arguments.html:
+        from tunecast.cli.pages import provenance
+        from tunecast.job.writer import write_file
+        from tunecast.report.runs.plot import runs_page
+
         write_file(Path(arguments.html), runs_page(found.shown(), plotted, provenance("runs", argv)), flag="--html")
     if arguments.json:
         print(json.dumps(found.to_dict()), flush=True)
         return 0
     terminal = terminal_of(sys.stdout)
-    text = with_plot(found.shown(), plotted, terminal) if arguments.plot else runs_text(found.shown(), terminal)
+    text = runs_text(found.shown(), terminal)
+    if arguments.plot:
+        from tunecast.report.runs.plot import plot_text
+
+        text += f"\n{plot_text(plotted, terminal)}"
     print(text, end="", flush=True)
     return 0
 
@@ -130,7 +141,9 @@ def _show(arguments: argparse.Namespace, word: str, argv: Sequence[str]) -> int:
 def _export(arguments: argparse.Namespace, word: str, argv: Sequence[str]) -> int:
     lines = exported_lines(_filters(arguments), shipped=arguments.shipped)
     if arguments.out is not None:
-        require_writable("--out", arguments.out)
+        from tunecast.job.writer import write_file
+
+        _require_writable("--out", arguments.out)
         write_file(Path(arguments.out), lines, flag="--out")
     else:
         for line in lines:
@@ -141,14 +154,14 @@ def _export(arguments: argparse.Namespace, word: str, argv: Sequence[str]) -> in
 
 def _import(arguments: argparse.Namespace, word: str, argv: Sequence[str]) -> int:
     """Exit code 2 where a line was no run: all others are stored."""
-    told = imported(word).to_dict()
+    told = import_file(word).to_dict()
     print(json.dumps(told) + "\n" if arguments.json else imported_text(told, word), end="", flush=True)
     return UsageError.exit_code if told["bad_lines"] else 0
 
 
 def _publish(arguments: argparse.Namespace, word: str, argv: Sequence[str]) -> int:
     """Exit code 2 where a run was refused: all others are in the file."""
-    require_writable("--out", arguments.out)
+    _require_writable("--out", arguments.out)
     told = publish(_filters(arguments), arguments.out).to_dict()
     print(json.dumps(told) + "\n" if arguments.json else published_text(told), end="", flush=True)
     return UsageError.exit_code if told["refused"] else 0

@@ -8,7 +8,7 @@ from tunecast.cli.answers import print_answer
 from tunecast.cli.arguments import Parser, add_json_flag
 from tunecast.door.learned import compare_with_runs
 from tunecast.job.flags import COMMON, add_job_flags, overrides_from
-from tunecast.report.lists.learned import nearest_text
+from tunecast.report.runs.learned import nearest_text
 
 USAGE = "tunecast runs compare JOB [options]"
 DESCRIPTION = """\

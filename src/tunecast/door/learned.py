@@ -14,8 +14,7 @@ from tunecast.learn import lessons
 from tunecast.learn.learning import learn
 from tunecast.learn.lessons import Reset
 from tunecast.prediction import engines
-from tunecast.prediction.prediction import Prediction
-from tunecast.prediction.time.learned import (
+from tunecast.prediction.lessons.correction import (
     HALF,
     Correction,
     Learned,
@@ -25,6 +24,7 @@ from tunecast.prediction.time.learned import (
     learned_range,
     posterior,
 )
+from tunecast.prediction.prediction import Prediction
 from tunecast.records import dataclass
 from tunecast.result import Result
 
@@ -69,7 +69,7 @@ class CalibrationShown(Result):
 
 
 @dataclass(frozen=True)
-class Figures(Result):
+class CalibrationSide(Result):
     """Of one prediction."""
 
     step_s: float | None
@@ -89,8 +89,8 @@ class CalibrationDiff(Result):
     gpu: str
     since: str | None
     """Where given, `without` has what runs before that day taught; else nothing that was learned."""
-    without: Figures
-    learned: Figures
+    without: CalibrationSide
+    learned: CalibrationSide
     runs: int
     ratio: float
     """Of the step, by all runs."""
@@ -107,7 +107,7 @@ class CalibrationReset(Result):
     undone: bool
 
 
-def show_calibration(gpu: str | None = None, environ: Mapping[str, str] = os.environ) -> CalibrationShown:
+def calibration(gpu: str | None = None, environ: Mapping[str, str] = os.environ) -> CalibrationShown:
     """What was learned of a card, or of every card with runs."""
     names = [_card(gpu)] if gpu is not None else lessons.cards_with_runs(environ)
     cards = (card_of(name, lessons.learn_card(name, environ)) for name in names)
@@ -144,11 +144,11 @@ def diff_calibration(
 ) -> CalibrationDiff:  # fmt: skip
     """A job predicted with what its card's runs taught, and without; or with what those before `since` had taught."""
     asked = read_on_card(job, overrides)
-    calibration = calibration_for(asked)
+    measured = calibration_for(asked)
     card = _card(asked.hardware.gpu)
     learned = lessons.learned_of(card, environ) or learn([])
     before = None if since is None else lessons.learn_card(card, environ, until=since)
-    without, now = (engines.predict(asked, calibration=calibration, learned=each) for each in (before, learned))
+    without, now = (engines.predict(asked, calibration=measured, learned=each) for each in (before, learned))
     correction = now.timing.learned
     return CalibrationDiff(
         card,
@@ -160,9 +160,9 @@ def diff_calibration(
     )
 
 
-def figures_of(found: Prediction) -> Figures:
+def figures_of(found: Prediction) -> CalibrationSide:
     time, memory = found.time, found.memory
-    return Figures(
+    return CalibrationSide(
         None if time is None else time.step_s,
         None if time is None else (time.low_s, time.high_s),
         None if time is None else time.total_s,

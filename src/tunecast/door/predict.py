@@ -12,8 +12,8 @@ from tunecast.prediction.prediction import Prediction
 
 if TYPE_CHECKING:
     from tunecast.planning.price import Rent
+    from tunecast.prediction.lessons.correction import Learned
     from tunecast.prediction.time.calibration import Calibration
-    from tunecast.prediction.time.learned import Learned
 
 
 def predict(

@@ -11,17 +11,13 @@ from typing import Any, ClassVar
 
 from tunecast.errors import NotResolved, UsageError
 from tunecast.job.knob import shown as shown_value
-from tunecast.job.writer import write_file
-from tunecast.learn.publishing import anonymised
 from tunecast.learn.record import MeasuredRun, run_from
 from tunecast.learn.runs_store.exchange import ImportedRuns, import_runs, run_lines
 from tunecast.learn.runs_store.rows import RunFilters, RunSummary, filters_from, moment_of, now_text, summary
 from tunecast.learn.runs_store.store import SHORTEST_ID, RunStore, open_store
 from tunecast.learn.shipped import shipped_records
 from tunecast.records import NamedTuple, dataclass
-from tunecast.report.page.notebook import fragment, note, table
-from tunecast.report.runs.plot import MOST_POINTS
-from tunecast.report.runs.text import RatioSpread, RunsShown
+from tunecast.report.runs.text import MOST_POINTS, RatioSpread, RunsShown
 from tunecast.result import Result
 from tunecast.units import gib
 
@@ -56,6 +52,8 @@ class StoredRuns:
         return RunsShown(self.place, self.to_dict(), self.states, self.memory, self.time, self.waiting)
 
     def _repr_html_(self) -> str:
+        from tunecast.report.page.notebook import fragment, note, table  # it loads everything that is drawn there
+
         rows = [
             (
                 each.began[:10], each.state, each.gpu or "", each.model or "", each.method or "",
@@ -109,7 +107,7 @@ def runs(
 ) -> StoredRuns:
     """The measured runs of the store (TUNECAST_STORE), the newest first. `since`: a day, or 30d for as long ago."""
     asked = filters_from(gpu, model, method, state, since, now_text())
-    with _opened() as store:
+    with _store_after_delivery() as store:
         listed = tuple(store.summaries(limit, asked))
         return StoredRuns(
             listed, store.counts(asked), _spread(store, "memory_ratio", asked), _spread(store, "time_ratio", asked),
@@ -156,13 +154,16 @@ def is_asked(run: RunSummary, asked: RunFilters) -> bool:
     return same and (asked.since is None or run.began >= asked.since)
 
 
-def imported(path: str) -> ImportedRuns:
+def import_file(path: str) -> ImportedRuns:
     with open_store() as store:
         return import_runs(store, path)
 
 
 def publish(asked: RunFilters, out: str | None = None) -> PublishedRuns:
     """Anonymised runs that are over, into a file, or counted where none is named. Nothing is sent anywhere."""
+    from tunecast.job.writer import write_file
+    from tunecast.learn.publishing import anonymised
+
     counts: dict[str, Counter[str]] = {name: Counter() for name in ("states", "gpus", "models", "methods")}
     refused: list[RefusedRun] = []
     days: list[str] = []
@@ -212,7 +213,7 @@ def prune(keep: str, *, dry_run: bool = False) -> int:
         return store.count_before(moment) if dry_run else store.delete_before(moment)
 
 
-def _opened() -> RunStore:
+def _store_after_delivery() -> RunStore:
     """The store, with what waited for it delivered where that is possible now."""
     store = open_store()
     try:

@@ -14,7 +14,7 @@ from tunecast.job.job import Job, all_knobs
 from tunecast.job.model import ModelConfig, language_part, resolve_model
 from tunecast.job.registry import bundled_name
 from tunecast.prediction.evidence import LOW_PRECISION, ONE, SEVERAL, SIXTEEN_BITS, family_of
-from tunecast.prediction.nearest import (
+from tunecast.prediction.lessons.nearest import (
     ErrorRange,
     LikeRuns,
     NearRun,

@@ -16,8 +16,7 @@ from typing import Any
 
 from tunecast.job.stacks import DEFAULT_STACK
 from tunecast.prediction.evidence import FEWEST, LOW_PRECISION, ONE, SEVERAL, SIXTEEN_BITS, family_of
-from tunecast.prediction.on_card import BARE_CONTEXT_BYTES, MOST_CONTEXT_BYTES
-from tunecast.prediction.time.learned import (
+from tunecast.prediction.lessons.correction import (
     PRIORS,
     Learned,
     LearnedContext,
@@ -27,6 +26,7 @@ from tunecast.prediction.time.learned import (
     spread_of,
     within_variance,
 )
+from tunecast.prediction.on_card import BARE_CONTEXT_BYTES, MOST_CONTEXT_BYTES
 from tunecast.prediction.time.ranges import CARD, HOST, UNSEEN
 from tunecast.prediction.time.ranges_table import BANDS
 from tunecast.units import percent

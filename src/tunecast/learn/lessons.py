@@ -19,7 +19,7 @@ from tunecast.errors import NotResolved, TunecastError
 from tunecast.records import NamedTuple
 
 if TYPE_CHECKING:
-    from tunecast.prediction.time.learned import Learned
+    from tunecast.prediction.lessons.correction import Learned
 
 NEWEST = 500
 """Runs of a card that are read: what counts of a cell is its newest twenty."""
@@ -59,7 +59,7 @@ def learned_of(card: str, environ: Mapping[str, str] = os.environ) -> Learned | 
     same."""
     if not has_runs(environ):
         return None
-    from tunecast.prediction.time.learned import Learned
+    from tunecast.prediction.lessons.correction import Learned
 
     try:
         stamp = _stamp(environ)
@@ -226,7 +226,7 @@ def _kept(card: str, stamp: Sequence[Any], environ: Mapping[str, str]) -> Learne
     """None where the store has changed since, or the file is not as it was written: it is made again."""
     import json
 
-    from tunecast.prediction.time.learned import Learned, LearnedContext, LeftOut, Observed
+    from tunecast.prediction.lessons.correction import Learned, LearnedContext, LeftOut, Observed
 
     try:
         text = _text(_path(card, environ))

@@ -5,7 +5,6 @@ engines.py     One question, two engines: what does a job need? `analytic` is th
                code
 evidence.py    How many measured runs stand behind a prediction, and how far off predictions of such runs are
 modelled.py    What the engines can be asked of a job
-nearest.py     The measured runs most like a job, and how far their predictions were off
 on_card.py     A tape on a card: replayed without limit, on the card, and under ever less
 prediction.py  One value from a job to its answer, which every command, every report and Python read
                (`tunecast.prediction/1`)
@@ -17,6 +16,7 @@ traced.py      A job's prediction by the traced engine: find the model, trace it
 values.py      The parts of a prediction, named as the public contract's JSON is (docs/contract.md)
 verdict.py     The verdict: "fits", "may not fit" or "does not fit", read off a prediction's range
 data/          From the samples of a data set to the micro-batches a job trains on
+lessons/       What measured runs say of a prediction: how it is corrected by them, and which are most like it
 memory/        A step's allocations replayed through PyTorch's allocator
 native/        The replay and the pricing in C
 outside/       Loading, saving, evaluating, resuming, host memory and disk

@@ -33,8 +33,8 @@ from tunecast.tape.build.job_runs import SHARED, Builder, fold_job
 from tunecast.tape.shorten import with_few_micro_batches
 
 if TYPE_CHECKING:
+    from tunecast.prediction.lessons.correction import Learned
     from tunecast.prediction.time.calibration import Calibration
-    from tunecast.prediction.time.learned import Learned
 
 
 DEFAULT_ENGINE = "analytic"

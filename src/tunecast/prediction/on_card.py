@@ -38,7 +38,7 @@ from tunecast.units import MIB, gib
 
 if TYPE_CHECKING:
     from tunecast.prediction.data.own_batches import OwnRun
-    from tunecast.prediction.time.learned import LearnedContext
+    from tunecast.prediction.lessons.correction import LearnedContext
 
 ALL_BLOCKS = 100_000
 """Of the peak: all of them, since a report shows alike ones together."""

@@ -9,7 +9,7 @@ from tunecast.records import NamedTuple, dataclass
 from tunecast.result import Result
 
 if TYPE_CHECKING:
-    from tunecast.prediction.time.learned import Correction
+    from tunecast.prediction.lessons.correction import Correction
 
 Range = tuple[int, int]
 

@@ -40,8 +40,8 @@ from tunecast.tape.step import Step
 from tunecast.tape.timed import evaluation_step, steps_of_fold, timed_steps
 
 if TYPE_CHECKING:
+    from tunecast.prediction.lessons.correction import Correction, Learned
     from tunecast.prediction.time.calibration import Calibration
-    from tunecast.prediction.time.learned import Correction, Learned
 
 PEAKS: Mapping[str, str] = {
     **{"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"},
@@ -143,7 +143,10 @@ class RunClock:
         times = StepTimes(by_length, each[0].planned_width)
         if self.learned is None:
             return times
-        from tunecast.prediction.time.learned import corrected, correction_of  # whoever has no runs needs none of it
+        from tunecast.prediction.lessons.correction import (  # whoever has no runs needs none of it
+            corrected,
+            correction_of,
+        )
 
         found = {
             length: correction_of(self.learned, time, self.job, self.gpu.name) for length, time in by_length.items()

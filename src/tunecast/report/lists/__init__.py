@@ -6,7 +6,6 @@ data.py        Training data, for the terminal: what it is, how long its samples
 fit.py         What to change so that a job fits or takes less time, for the terminal and for programs
 largest.py     What fits a card at most, for the terminal and for programs
 launch.py      What a launch would run, what it started, and how it stands
-learned.py     What was learned from runs, what it changes of a prediction, and the runs nearest to a job, as text
 machines.py    Machines and links for the terminal and for programs: a line each, or all that is known of one
 offer_md.py    What compliance asks of one offer, as Markdown: whose it is, whose law reaches it, where the data are,
                who says so

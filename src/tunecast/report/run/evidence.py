@@ -18,8 +18,8 @@ from tunecast.prediction.verdict import Room
 from tunecast.units import percent
 
 if TYPE_CHECKING:
-    from tunecast.prediction.nearest import LikeRuns
-    from tunecast.prediction.time.learned import Correction
+    from tunecast.prediction.lessons.correction import Correction
+    from tunecast.prediction.lessons.nearest import LikeRuns
 
 
 def trust(

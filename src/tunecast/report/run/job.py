@@ -11,8 +11,8 @@ from tunecast.job.job import Job
 from tunecast.job.names import PAIRS, ROLLOUTS, TITLES
 from tunecast.planning.price import Rent
 from tunecast.prediction.evidence import evidence_of
+from tunecast.prediction.lessons.nearest import like_runs, shipped, traits_of
 from tunecast.prediction.memory.vllm import requested_bytes
-from tunecast.prediction.nearest import like_runs, shipped, traits_of
 from tunecast.prediction.on_card import context_of
 from tunecast.prediction.prediction import Prediction
 from tunecast.records import NamedTuple, replace

@@ -12,15 +12,13 @@ from tunecast.report.page.document import Provenance, byline, document, panel, r
 from tunecast.report.page.markup import Markup, cell, lines, table, tag
 from tunecast.report.plan.plot import Axis, size_axis, time_axis
 from tunecast.report.run.time import duration
-from tunecast.report.runs.text import RunsShown, cards_words, headline, runs_text, spread_sentences
+from tunecast.report.runs.text import MOST_POINTS, RunsShown, cards_words, headline, spread_sentences
 from tunecast.units import GIB, gib
 
 ROWS, COLUMNS = 16, 56
 DENSER = "·•●"
 """One run, a few, many in one place."""
 ASCII_DENSER = ".o#"
-MOST_POINTS = 2_000
-"""Of a plot: more are a blot. The newest."""
 MOST_ON_PAGE = 500
 """Rows of the page's table."""
 
@@ -192,12 +190,8 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> Markup:
         )
         for row in rows
     )
-    return table(head, made, "sortable")
+    return tag("div", table(head, made, "blocks all sortable"), class_="scroll")
 
 
 def _figure(value: float | None, words: Any) -> Markup:
     return cell("") if value is None else cell(words(value), value=value, style="number")
-
-
-def with_plot(shown: RunsShown, plotted: Sequence[Mapping[str, Any]], terminal: Terminal = DEFAULT) -> str:
-    return f"{runs_text(shown, terminal)}\n{plot_text(plotted, terminal)}"

@@ -14,6 +14,8 @@ from tunecast.units import gib, percent
 STYLES = {"done": "good", "oom": "bad", "failed": "bad", "killed": "bad", "stopped": "warn", "running": "bar"}
 ID_DIGITS = 8
 """Of an id in a list: `runs show` takes as many."""
+MOST_POINTS = 2_000
+"""Of a plot: more are a blot. The newest."""
 NOTHING = "No runs are stored yet"
 HOW = "a measured training, or tunecast runs import FILE, adds some"
 

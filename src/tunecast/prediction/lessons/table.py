@@ -1,6 +1,7 @@
-"""Which part of the square of a step's deviation is whose. Written by `benchmarks/learning_spreads.py`; do not edit.
+"""Which part of the square of a step's deviation is whose. Written by `benchmarks/learning_spreads.py`; do
+not edit.
 
-A line: what the step waits for, and the fields of `tunecast.prediction.time.learned.Prior`.
+A line: what the step waits for, and the fields of `tunecast.prediction.lessons.correction.Prior`.
 """
 
 from __future__ import annotations

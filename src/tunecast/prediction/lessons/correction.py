@@ -32,7 +32,7 @@ from functools import lru_cache
 from math import exp, log, sqrt
 from typing import TYPE_CHECKING
 
-from tunecast.prediction.time.learned_table import SHARES
+from tunecast.prediction.lessons.table import SHARES
 from tunecast.prediction.time.ranges import StepKind, kind_of
 from tunecast.records import NamedTuple, dataclass, field, replace
 from tunecast.units import percent
