@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from tunecast.door.predict import predict as predict
     from tunecast.door.read import read as read
     from tunecast.door.read import recipe as recipe
+    from tunecast.door.runs import StoredRuns as StoredRuns
+    from tunecast.door.runs import runs as runs
     from tunecast.door.trace import ScriptTrace as ScriptTrace
     from tunecast.door.trace import trace as trace
     from tunecast.door.watch import Callback as Callback
@@ -52,6 +54,7 @@ if TYPE_CHECKING:
     from tunecast.job.job import Job as Job
     from tunecast.job.readers import read_jobs as read_jobs
     from tunecast.launching.rendering import Rendering as Rendering
+    from tunecast.learn.record import MeasuredRun as MeasuredRun
     from tunecast.market.listed import Offers as Offers
     from tunecast.planning.choice import Choice as Choice
     from tunecast.planning.choice import Plan as Plan
@@ -79,12 +82,14 @@ _PLACES = {
     "door.plan": ("plan",),
     "door.predict": ("predict",),
     "door.read": ("read", "recipe"),
+    "door.runs": ("StoredRuns", "runs"),
     "door.trace": ("ScriptTrace", "trace"),
     "door.watch": ("Callback", "watching"),
     "errors": ("DoesNotFit", "NotResolved", "OverBudget", "TunecastError", "Unsupported", "UsageError"),
     "job.job": ("Job",),
     "job.readers": ("read_jobs",),
     "launching.rendering": ("Rendering",),
+    "learn.record": ("MeasuredRun",),
     "market.listed": ("Offers",),
     "planning.choice": ("Choice", "Plan"),
     "planning.comparison": ("Comparison",),

@@ -24,6 +24,7 @@ from tunecast.cli import (
     plan,
     plan_script,
     predict,
+    runs,
     trace,
     watch,
 )
@@ -36,13 +37,14 @@ PUBLIC = {
     "Unsupported", "UsageError", "__version__", "cancel", "compare", "data", "jobs", "launch", "logs", "Launched",
     "LaunchedJobs", "LaunchedTogether", "RenderedTogether", "Rendering",
     "explain_oom", "fit", "gpus", "largest", "models", "nodes", "offers", "plan", "predict",
-    "read", "read_jobs", "recipe", "trace", "Callback", "watching",
+    "read", "read_jobs", "recipe", "trace", "MeasuredRun", "StoredRuns", "runs", "Callback", "watching",
 }  # fmt: skip
 SCHEMAS = {
     tunecast.Prediction: "tunecast.prediction/1", tunecast.Plan: "tunecast.plan/1", tunecast.Fit: "tunecast.fit/1",
     tunecast.Comparison: "tunecast.compare/1", tunecast.Largest: "tunecast.largest/1",
     tunecast.OomExplanation: "tunecast.oom/1", tunecast.Offers: "tunecast.offers/1",
     tunecast.TrainingData: "tunecast.data/1", tunecast.Rendering: "tunecast.launch/1",
+    tunecast.MeasuredRun: "tunecast.run/1",
     tunecast.Launched: "tunecast.launched/1", tunecast.LaunchedJobs: "tunecast.jobs/1",
     tunecast.RenderedTogether: "tunecast.launch-many/1", tunecast.LaunchedTogether: "tunecast.launched-many/1",
 }  # fmt: skip
@@ -120,7 +122,7 @@ def test_public_names_survive_the_import_of_their_rooms() -> None:
 def test_commands() -> None:
     named = {
         *("plan", "predict", "fit", "trace", "largest", "compare", "explain-oom", "data", "gpus", "offers"),
-        *("launch", "jobs", "logs", "cancel", "completion", "watch"),
+        *("launch", "jobs", "logs", "cancel", "runs", "completion", "watch"),
     }
     assert named <= set(main.COMMANDS)
 
@@ -203,6 +205,13 @@ def test_flags_of_launch() -> None:
     own |= {"--at-once", "--share", "--within", "--max-usd", "--eu", "--no-cloud-act", "--spot", "--marketplace"}
     own |= {"--reserved", "--provider", "--exclude-provider", "--nodes-up-to", "--as-of"}
     assert set(launch.parser()._option_string_actions) == JOB | HELP_ALL | own
+
+
+def test_flags_of_runs() -> None:
+    assert set(runs.parser()._option_string_actions) == {
+        "-h", "--help", "--json", "--gpu", "--model", "--method", "--state", "--since", "--limit", "--plot", "--html",
+        "--out", "--shipped", "--keep", "--dry-run",
+    }  # fmt: skip
 
 
 def test_flags_of_watch() -> None:

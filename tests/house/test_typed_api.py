@@ -34,6 +34,8 @@ TYPES = {
     "offers.offers[0].usd_per_gpu_hour": "float",
     "traced.trace.finished": "bool",
     "cards.gpus[0].memory_bytes": "int",
+    "runs.runs[0].memory_ratio": "float | None",
+    "runs.count": "int",
 }
 PROGRAM = """\
 import tunecast
@@ -47,6 +49,7 @@ most = tunecast.largest(job)
 offers = tunecast.offers("h100", eu=True)
 traced = tunecast.trace(["train.py", "--x"])
 cards = tunecast.gpus()
+runs = tunecast.runs(gpu="rtx-4090", since="30d", limit=5)
 """
 
 

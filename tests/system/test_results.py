@@ -55,6 +55,17 @@ def test_launches_were_as_many_as_they_are_now() -> None:
     assert min(inputs[f"cancelled while {state}"] for state in ("queued", "running")) >= 20
 
 
+def test_the_store_was_tried_as_it_is_now() -> None:
+    result = result_of("losses")
+    assert result["inputs"]["kills"] >= 500 and result["inputs"]["at_once"] >= 32
+    scenes = result["scenes"]
+    for engine in ("sqlite", "postgresql"):
+        assert scenes[f"{engine}, killed"]["kills"] >= 500 and scenes[f"{engine}, killed"]["acknowledged"] >= 500
+    assert scenes["sqlite, disk full"]["refused"] >= 20 and scenes["postgresql, disk full"]["waited"] > 0
+    assert scenes["postgresql, lost"]["crashes"] >= 10
+    assert scenes["postgresql, lost"]["acknowledged while it was away"] > 0
+
+
 def test_long_tests_are_there() -> None:
     for name in result_of("long")["inputs"]:
         file, _, function = name.partition("::")

@@ -33,6 +33,8 @@ plan.py         `tunecast plan JOB`: which machines to rent, with which settings
 plan_script.py  `tunecast plan -- train.py`: which machines to rent for a script, at what total cost
 predict.py      `tunecast predict JOB...`: what a job needs, how long it takes, whether it fits
 read.py         `tunecast read PATH [KEY=VALUE ...]`: the job understood from the file somebody trains with
+runs.py         `tunecast runs [list|show|export|import|publish|prune]`: what was measured, and how near the
+                predictions were
 terminal.py     what stdout and stderr can show; the line that counts the seconds
 trace.py        `tunecast trace -- train.py`: an unmodified script, run by the user's own interpreter on a card that
                 is not there

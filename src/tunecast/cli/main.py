@@ -66,6 +66,10 @@ COMMANDS: Mapping[str, Command] = {
     "jobs": Command("what was launched from this machine, and how it stands", "tunecast jobs"),
     "logs": Command("what a launched job printed", "tunecast logs ID --follow"),
     "cancel": Command("stop a launched job", "tunecast cancel ID"),
+    "runs": Command(
+        "what was measured, and how near the predictions were; export, import and publish it",
+        "tunecast runs --gpu h100 --since 30d",
+    ),
     "largest": Command(
         "the longest sequence, the largest batch and the largest model that fit a card",
         "tunecast largest llama-3.1-8b --method qlora --gpu rtx-4090",

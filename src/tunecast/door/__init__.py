@@ -31,6 +31,7 @@ programs.py      Programs that an environment installs: `trl sft`, `llamafactory
 read.py          A job from what describes it: a file, a model's name, a mapping, another job; with other values where
                  asked for
 recorded.py      What launched jobs measure of themselves: the line of one that runs, the record of one that is over
+runs.py          Measured runs: listed, shown, taken in, given away, forgotten
 script_fit.py    The smallest changes to a script's own arguments after which it fits its card, each verified by
                  tracing it again
 script_plan.py   Which machines to rent for a script that was traced, how long it takes there and what it costs in all

@@ -36,12 +36,12 @@ SENTENCE = re.compile(r"(?!.*(?:^|[\s('\"=:])[~.]{0,2}/)[ -\[\]-~]{1,400}")
 DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z")
 
 
-def checked(check: Check, *, required: bool = False) -> Any:
+def checked_field(check: Check, *, required: bool = False) -> Any:
     """A field and its check; without `required` null is one of its values, and what it has where nothing is given."""
     return records.field(default=records.MISSING if required else None, metadata={"check": check})
 
 
-def counted(most: int = MOST_COUNT) -> Check:
+def whole_number(most: int = MOST_COUNT) -> Check:
     """A whole number from 0 on; JSON of other programs may write it as 3.0."""
 
     def check(given: Any) -> int:
@@ -95,7 +95,7 @@ def moment(given: Any) -> str:
     return given
 
 
-def several(each: Check, least: int, most: int) -> Check:
+def list_of(each: Check, least: int, most: int) -> Check:
     """A list, as a tuple."""
 
     def check(given: Any) -> tuple[Any, ...]:
@@ -107,7 +107,7 @@ def several(each: Check, least: int, most: int) -> Check:
     return check
 
 
-def named(each: Check, names: Sequence[str]) -> Check:
+def mapping_of(each: Check, names: Sequence[str]) -> Check:
     """A mapping of known names, any of which may be missing; others are dropped."""
 
     def check(given: Any) -> dict[str, Any]:

@@ -19,16 +19,16 @@ from tunecast.learn.checks import (
     PRODUCT,
     SENTENCE,
     WORD,
-    checked,
+    checked_field,
     choice,
-    counted,
+    list_of,
+    mapping_of,
     moment,
-    named,
     number,
     part,
     read,
-    several,
     text,
+    whole_number,
 )
 from tunecast.learn.checks import unknown_keys as _unknown_keys
 from tunecast.learn.recordable import job_from_record, shape_from
@@ -61,7 +61,7 @@ MOST_RECORD_BYTES = 1 << 18
 _HOST = re.compile(r"[0-9a-f]{12}")
 _ID = re.compile(r"[0-9a-f]{32}")
 _CARD = re.compile(r"[a-z0-9][a-z0-9.-]{0,63}")
-SIZE, SECONDS = counted(MOST_BYTES), number()
+SIZE, SECONDS = whole_number(MOST_BYTES), number()
 RELEASE = text(WORD, "a release such as 2.13.0+cu130")
 
 
@@ -69,16 +69,16 @@ RELEASE = text(WORD, "a release such as 2.13.0+cu130")
 class MeasuredHardware(Result):
     """What it ran on. `gpus` are those of one node."""
 
-    gpu: str | None = checked(text(_CARD, "a name of `tunecast gpus`"))
-    device: str | None = checked(text(PRODUCT, "the card's name as its driver tells it, up to 100 plain characters"))
-    gpus: int | None = checked(counted(1024))
-    nodes: int | None = checked(counted(100_000))
-    memory_bytes: int | None = checked(SIZE)
-    driver: str | None = checked(text(WORD, "a release such as 580.95.05"))
-    cpu: str | None = checked(text(PRODUCT, "the processor's name, up to 100 plain characters"))
-    cpu_cores: int | None = checked(counted(100_000))
-    ram_bytes: int | None = checked(SIZE)
-    host: str | None = checked(text(_HOST, "12 hex digits"))
+    gpu: str | None = checked_field(text(_CARD, "a name of `tunecast gpus`"))
+    device: str | None = checked_field(text(PRODUCT, "the card's name, up to 100 plain characters"))
+    gpus: int | None = checked_field(whole_number(1024))
+    nodes: int | None = checked_field(whole_number(100_000))
+    memory_bytes: int | None = checked_field(SIZE)
+    driver: str | None = checked_field(text(WORD, "a release such as 580.95.05"))
+    cpu: str | None = checked_field(text(PRODUCT, "the processor's name, up to 100 plain characters"))
+    cpu_cores: int | None = checked_field(whole_number(100_000))
+    ram_bytes: int | None = checked_field(SIZE)
+    host: str | None = checked_field(text(_HOST, "12 hex digits"))
     """A keyed hash, by which runs of one machine are known to be of one; its key never leaves the machine."""
 
 
@@ -86,63 +86,63 @@ class MeasuredHardware(Result):
 class MeasuredMemory(Result):
     """Of the fullest card. `fragmentation_bytes`: reserved less allocated, where reserved was at its peak."""
 
-    allocated_bytes: int | None = checked(SIZE)
-    reserved_bytes: int | None = checked(SIZE)
-    device_bytes: int | None = checked(SIZE)
-    fragmentation_bytes: int | None = checked(SIZE)
-    retries: int | None = checked(counted(10**9))
-    capacity_bytes: int | None = checked(SIZE)
-    by_phase_bytes: Mapping[str, int] | None = checked(named(SIZE, PHASES))
+    allocated_bytes: int | None = checked_field(SIZE)
+    reserved_bytes: int | None = checked_field(SIZE)
+    device_bytes: int | None = checked_field(SIZE)
+    fragmentation_bytes: int | None = checked_field(SIZE)
+    retries: int | None = checked_field(whole_number(10**9))
+    capacity_bytes: int | None = checked_field(SIZE)
+    by_phase_bytes: Mapping[str, int] | None = checked_field(mapping_of(SIZE, PHASES))
 
 
 @dataclass(frozen=True)
 class MeasuredTime(Result):
     """`step_s`: the median of the optimizer steps after the first two."""
 
-    steps: int | None = checked(counted(10**12))
-    step_s: float | None = checked(SECONDS)
-    step_quantiles_s: tuple[float, ...] | None = checked(several(SECONDS, 3, 3))
+    steps: int | None = checked_field(whole_number(10**12))
+    step_s: float | None = checked_field(SECONDS)
+    step_quantiles_s: tuple[float, ...] | None = checked_field(list_of(SECONDS, 3, 3))
     """p10, p50 and p90."""
-    first_step_s: float | None = checked(SECONDS)
-    total_s: float | None = checked(SECONDS)
-    phases_s: Mapping[str, float] | None = checked(named(SECONDS, PHASES))
+    first_step_s: float | None = checked_field(SECONDS)
+    total_s: float | None = checked_field(SECONDS)
+    phases_s: Mapping[str, float] | None = checked_field(mapping_of(SECONDS, PHASES))
 
 
 @dataclass(frozen=True)
 class MeasuredTokens(Result):
-    trained: int | None = checked(counted())
-    padding: int | None = checked(counted())
+    trained: int | None = checked_field(whole_number())
+    padding: int | None = checked_field(whole_number())
 
 
 @dataclass(frozen=True)
 class MeasuredUse(Result):
     """How busy the card was, and what kept it from being busier."""
 
-    gpu_busy_fraction: float | None = checked(number(1.0))
-    bound_by: str | None = checked(choice("card", "host", "data", "link"))
-    throttled_fraction: float | None = checked(number(1.0))
-    power_w: float | None = checked(number(1e6))
+    gpu_busy_fraction: float | None = checked_field(number(1.0))
+    bound_by: str | None = checked_field(choice("card", "host", "data", "link"))
+    throttled_fraction: float | None = checked_field(number(1.0))
+    power_w: float | None = checked_field(number(1e6))
 
 
 @dataclass(frozen=True)
 class PredictedRun(Result):
     """What was predicted before it ran, named as a prediction names it."""
 
-    allocated_bytes: int | None = checked(SIZE)
-    reserved_bytes: int | None = checked(SIZE)
-    device_bytes: int | None = checked(SIZE)
-    device_range_bytes: tuple[int, ...] | None = checked(several(SIZE, 2, 2))
-    step_s: float | None = checked(SECONDS)
-    low_s: float | None = checked(SECONDS)
-    high_s: float | None = checked(SECONDS)
-    total_s: float | None = checked(SECONDS)
-    total_range_s: tuple[float, ...] | None = checked(several(SECONDS, 2, 2))
-    exactness: str | None = checked(choice("exact", "estimate"))
+    allocated_bytes: int | None = checked_field(SIZE)
+    reserved_bytes: int | None = checked_field(SIZE)
+    device_bytes: int | None = checked_field(SIZE)
+    device_range_bytes: tuple[int, ...] | None = checked_field(list_of(SIZE, 2, 2))
+    step_s: float | None = checked_field(SECONDS)
+    low_s: float | None = checked_field(SECONDS)
+    high_s: float | None = checked_field(SECONDS)
+    total_s: float | None = checked_field(SECONDS)
+    total_range_s: tuple[float, ...] | None = checked_field(list_of(SECONDS, 2, 2))
+    exactness: str | None = checked_field(choice("exact", "estimate"))
 
 
 def _point(given: Any) -> tuple[int, float]:
-    step, loss = several(number(1e12, -1e12), 2, 2)(given)
-    return counted(10**12)(step), loss
+    step, loss = list_of(number(1e12, -1e12), 2, 2)(given)
+    return whole_number(10**12)(step), loss
 
 
 @dataclass(frozen=True)
@@ -155,30 +155,30 @@ class MeasuredRun(Result):
     )
     schema: ClassVar[str] = SCHEMA
 
-    id: str = checked(text(_ID, "32 hex digits"), required=True)
-    source: str = checked(choice(*SOURCES), required=True)
+    id: str = checked_field(text(_ID, "32 hex digits"), required=True)
+    source: str = checked_field(choice(*SOURCES), required=True)
     """How it was measured."""
-    state: str = checked(choice(*STATES), required=True)
+    state: str = checked_field(choice(*STATES), required=True)
     """`stopped`: by a budget or a deadline, after a checkpoint."""
-    began: str = checked(moment, required=True)
-    ended: str | None = checked(moment)
-    job: Mapping[str, Any] | None = checked(job_from_record)
+    began: str = checked_field(moment, required=True)
+    ended: str | None = checked_field(moment)
+    job: Mapping[str, Any] | None = checked_field(job_from_record)
     """A job's fields without its id, paths and data; `model` is None where it was a folder."""
-    model_shape: Mapping[str, Any] | None = checked(shape_from)
+    model_shape: Mapping[str, Any] | None = checked_field(shape_from)
     """What of a config.json decides sizes, of a model that does not come with the package."""
-    hardware: MeasuredHardware | None = checked(part(MeasuredHardware))
-    software: Mapping[str, str] | None = checked(named(RELEASE, SOFTWARE))
-    memory: MeasuredMemory | None = checked(part(MeasuredMemory))
-    time: MeasuredTime | None = checked(part(MeasuredTime))
-    tokens: MeasuredTokens | None = checked(part(MeasuredTokens))
-    utilization: MeasuredUse | None = checked(part(MeasuredUse))
-    energy_j: float | None = checked(number(1e15))
-    loss: tuple[tuple[int, float], ...] | None = checked(several(_point, 0, MOST_LOSSES))
+    hardware: MeasuredHardware | None = checked_field(part(MeasuredHardware))
+    software: Mapping[str, str] | None = checked_field(mapping_of(RELEASE, SOFTWARE))
+    memory: MeasuredMemory | None = checked_field(part(MeasuredMemory))
+    time: MeasuredTime | None = checked_field(part(MeasuredTime))
+    tokens: MeasuredTokens | None = checked_field(part(MeasuredTokens))
+    utilization: MeasuredUse | None = checked_field(part(MeasuredUse))
+    energy_j: float | None = checked_field(number(1e15))
+    loss: tuple[tuple[int, float], ...] | None = checked_field(list_of(_point, 0, MOST_LOSSES))
     """(step, loss), thinned to some."""
-    predicted: PredictedRun | None = checked(part(PredictedRun))
-    note: str | None = checked(text(SENTENCE, "up to 400 plain characters without a path"))
+    predicted: PredictedRun | None = checked_field(part(PredictedRun))
+    note: str | None = checked_field(text(SENTENCE, "up to 400 plain characters without a path"))
     """Of the tool's own words: what would have made a run fit that ran out of memory."""
-    tunecast: str | None = checked(RELEASE)
+    tunecast: str | None = checked_field(RELEASE)
 
 
 def run_from(given: object) -> MeasuredRun:

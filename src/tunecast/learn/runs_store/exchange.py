@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import IO, Any, ClassVar
 
@@ -21,7 +22,7 @@ MOST_BAD = 20
 MOST_KEYS = 100
 
 
-class BadLine(NamedTuple):
+class RefusedLine(NamedTuple):
     line: int
     reason: str
 
@@ -38,7 +39,7 @@ class ImportedRuns(Result):
     added: int
     """Those that were not there before."""
     bad_lines: int
-    bad: tuple[BadLine, ...] = ()
+    bad: tuple[RefusedLine, ...] = ()
     """The first of them."""
     unknown_keys: tuple[str, ...] = ()
     """Keys that this tunecast does not know, and left out."""
@@ -50,7 +51,9 @@ def run_lines(runs: Iterable[MeasuredRun | Mapping[str, Any]]) -> Iterator[str]:
 
 
 def import_runs(store: RunStore, path: str) -> ImportedRuns:
-    """Every run of a file, some at a time: what was read before a failure is stored."""
+    """Every run of a file (`-`: of stdin), some at a time: what was read before a failure is stored."""
+    if path == "-":
+        return import_lines(store, sys.stdin.buffer)
     try:
         with open(path, "rb", opener=_open_without_waiting) as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -64,7 +67,7 @@ def import_runs(store: RunStore, path: str) -> ImportedRuns:
 def import_lines(store: RunStore, file: IO[bytes]) -> ImportedRuns:
     page: list[MeasuredRun] = []
     keys: dict[str, None] = {}
-    bad: list[BadLine] = []
+    bad: list[RefusedLine] = []
     runs = added = bad_lines = 0
     for number, line in enumerate(_lines(file), 1):
         if not line.strip():
@@ -74,7 +77,7 @@ def import_lines(store: RunStore, file: IO[bytes]) -> ImportedRuns:
         except UsageError as error:
             bad_lines += 1
             if len(bad) < MOST_BAD:
-                bad.append(BadLine(number, " ".join(error.message.split("\n"))[:500]))
+                bad.append(RefusedLine(number, " ".join(error.message.split("\n"))[:500]))
             continue
         if len(keys) < MOST_KEYS:
             keys |= dict.fromkeys(unknown)

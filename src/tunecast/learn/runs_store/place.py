@@ -84,9 +84,10 @@ def _passwords(url: str) -> list[str]:
 
     found = []
     rest = url.partition("://")[2]
-    user = rest.rpartition("@")[0]
-    if ":" in user:
-        found.append(user.partition(":")[2])
+    authority = rest.partition("?")[0].partition("/")[0]
+    for user in (rest.rpartition("@")[0], authority.rpartition("@")[0]):  # the former of a password with a slash
+        if ":" in user:
+            found.append(user.partition(":")[2])
     for pair in rest.partition("?")[2].split("&"):
         key, _, value = pair.partition("=")
         if key.lower() in _SECRET_KEYS:

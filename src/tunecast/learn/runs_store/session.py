@@ -18,6 +18,8 @@ from tunecast.learn.runs_store.place import StorePlace
 
 BUSY_S = 30.0
 """That a writer waits for another's lock: 32 writers at once wait some seconds at most."""
+MOST_LOG_BYTES = 4 << 20
+"""That SQLite's log keeps on the disk once its content is in the file: its own rhythm is a thousand pages."""
 CONNECT_S = 10
 STATEMENT_MS = 60_000
 """After which a server that hangs counts as away."""
@@ -70,6 +72,7 @@ class SqliteSession:
 
     def _begin(self) -> None:
         self.execute("PRAGMA synchronous=FULL")
+        self.execute(f"PRAGMA journal_size_limit={MOST_LOG_BYTES}")
         if self.execute("PRAGMA journal_mode")[0][0] == "wal":
             return
         until_s = time.monotonic() + BUSY_S
@@ -149,10 +152,13 @@ class PostgresSession:
             told = "a PostgreSQL store needs psycopg, which is not installed"
             raise NotResolved(f"{told}. To fix: pip install 'tunecast[postgres]'") from None
         self._psycopg = psycopg
+        import logging
+
+        logging.getLogger("psycopg").addHandler(logging.NullHandler())  # what it has to say comes as an error
         try:
             self._connection = psycopg.connect(
                 place.url, connect_timeout=CONNECT_S, autocommit=True, application_name="tunecast",
-                tcp_user_timeout=STATEMENT_MS,
+                tcp_user_timeout=STATEMENT_MS, client_encoding="UTF8",
             )  # fmt: skip
         except psycopg.Error as error:
             raise StoreAway(f"{place.shown} does not answer: {self._reason(error)}") from None

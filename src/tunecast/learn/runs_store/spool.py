@@ -1,10 +1,13 @@
 """Records that wait for a server that is away: a file each, beside the other data of tunecast, delivered later.
 
-Bounded, so that a server that never comes back does not fill the disk: what finds no room is refused, by name.
+A file is named by the run and by what is in it: whoever delivers one and takes it away cannot take away what another
+program has written of the same run meanwhile. Bounded, so that a server that never comes back does not fill the disk:
+what finds no room is refused, by name.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Iterator
@@ -24,9 +27,11 @@ SUFFIX = ".json"
 
 def keep(folder: Path, run: MeasuredRun) -> None:
     """On the disk when this returns."""
-    if len(_names(folder)) >= MOST_RECORDS:
+    text = json.dumps(run.to_dict())
+    path = folder / f"{run.id}-{hashlib.sha256(text.encode()).hexdigest()[:16]}{SUFFIX}"
+    if len(_names(folder)) >= MOST_RECORDS and not path.exists():
         raise NotResolved(f"{folder} holds {MOST_RECORDS:,} records already, the most that wait for a server")
-    write_file(folder / f"{run.id}{SUFFIX}", json.dumps(run.to_dict()), folder_too=True)
+    write_file(path, text, folder_too=True)
     with suppress(OSError):  # a folder that cannot be synchronised, as on some network file systems
         handle = os.open(folder, os.O_RDONLY)
         try:

@@ -145,17 +145,23 @@ class RunStore:
         return int(found[0][0])
 
     def delete_before(self, moment: str) -> int:
-        """Forgets runs that began before; how many they were."""
+        """Forgets runs that began before; how many they were. Some at a time: others go on writing, and a disk that is
+        nearly full has room for the log of some."""
 
         def delete(session: Session) -> int:
             with session.transaction():
-                old = session.execute("SELECT COUNT(*) FROM tunecast_runs WHERE began < ?", [moment])[0][0]
-                inner = "SELECT id FROM tunecast_runs WHERE began < ?"
-                session.execute(f"DELETE FROM tunecast_records WHERE id IN ({inner})", [moment])
-                session.execute("DELETE FROM tunecast_runs WHERE began < ?", [moment])
-            return int(old)
+                asked = f"SELECT id FROM tunecast_runs WHERE began < ? ORDER BY began, id LIMIT {PAGE}"
+                ids = [id for (id,) in session.execute(asked, [moment])]
+                places = ", ".join("?" for _ in ids)
+                if ids:
+                    session.execute(f"DELETE FROM tunecast_records WHERE id IN ({places})", ids)
+                    session.execute(f"DELETE FROM tunecast_runs WHERE id IN ({places})", ids)
+            return len(ids)
 
-        return self._ask(delete)
+        deleted = 0
+        while count := self._ask(delete):
+            deleted += count
+        return deleted
 
     def waiting(self) -> int:
         """Records that a server has not got yet."""
