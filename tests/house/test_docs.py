@@ -74,8 +74,8 @@ def test_commands_parse(page: str, command: str) -> None:
         import_module(module).parser().read(argv)
     else:
         options, script = trace.split_command(argv)
-        import_module(module if name == "trace" else f"{module}_script").parser().read(options)
-        if "--config_file" not in script:
+        import_module(module if name in ("trace", "watch") else f"{module}_script").parser().read(options)
+        if name != "watch" and "--config_file" not in script:
             launch_from(script)
 
 

@@ -142,7 +142,9 @@ def test_a_limit_that_is_near_asks_the_training_and_ends_it_where_that_does_not_
     monkeypatch.setattr(outside, "_send", lambda process, number, group: sent.append(number))
     nobody: Any = SimpleNamespace(pid=0)
     told = outside.Told(None)
-    run = outside._Run(nobody, str(tmp_path), {"save_s": 20.0}, Limits(within_s=600), told, Sampler(None, 0), 0.0)
+    run = outside._WatchedProgram(
+        nobody, str(tmp_path), {"save_s": 20.0}, Limits(within_s=600), told, Sampler(None, 0), 0.0
+    )
     run.inside = {"step": 7, "recent_s": 5.0}
     run._limit(559, run.live(559))
     assert not (tmp_path / "stop").exists(), "20 s for a checkpoint and four steps of 5 s are left"
@@ -159,7 +161,9 @@ def test_a_limit_that_is_near_asks_the_training_and_ends_it_where_that_does_not_
 def test_a_training_that_saves_is_not_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outside, "_send", lambda *_: pytest.fail("it was ended"))
     nobody: Any = SimpleNamespace(pid=0)
-    run = outside._Run(nobody, str(tmp_path), {}, Limits(within_s=600), outside.Told(None), Sampler(None, 0), 0.0)
+    run = outside._WatchedProgram(
+        nobody, str(tmp_path), {}, Limits(within_s=600), outside.Told(None), Sampler(None, 0), 0.0
+    )
     run.inside = {"step": 7, "recent_s": 5.0}
     run._limit(590, run.live(590))
     run.stop_acknowledged = True

@@ -349,6 +349,15 @@ def test_only_trackers_that_are_on_are_told(monkeypatch: pytest.MonkeyPatch) -> 
     assert logged["tunecast.step_s"] == 1.5
 
 
+def test_what_being_measured_costs() -> None:
+    """The committed result of benchmarks/watch_overhead.py."""
+    found = json.loads((Path(__file__).parents[2] / "benchmarks/results/watch_overhead.json").read_text())
+    assert 0.05 <= found["step_s"] <= 0.1 and found["fraction"] < 0.005
+    parts = found["callback_us"] / 1e6 / found["step_s"] + found["thread_us_per_s"] / 1e6
+    assert found["fraction"] == pytest.approx(parts)
+    assert abs(found["of_steps"] - 1) < 0.02, "what is left is noise"
+
+
 def test_what_is_shipped_needs_no_tunecast(tmp_path: Path) -> None:
     place = lay_out(str(tmp_path))
     imported = "import tunecast_run.callback, tunecast_run.loop, tunecast_run.outside, sys; "

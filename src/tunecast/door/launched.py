@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
-from tunecast.door.recorded import measured_notes
+from tunecast.door.recorded import measured_notes, take_left_behind
 from tunecast.errors import NotResolved
 from tunecast.launching import ledger
 from tunecast.launching.engines import engine_of
@@ -108,6 +108,7 @@ def _state(entry: LedgerEntry, told: str) -> str:
 
 
 def jobs() -> LaunchedJobs:
+    take_left_behind()
     return LaunchedJobs(launched_of(ledger.entries()))
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 from tunecast.errors import TunecastError
 from tunecast.launching import ledger
 from tunecast.launching.rendering import RECORDED
-from tunecast.learn.intake import take_launched
+from tunecast.learn.intake import take_killed, take_launched
 from tunecast.learn.journal import last_line
 
 OVER = ("done", "failed", "cancelled", "ended")
@@ -26,6 +27,13 @@ def measured_notes(folder: Path, state: str) -> tuple[str, ...]:
     except TunecastError as error:
         return (f"what was measured of it is not in the store: {error.message}",)
     return tuple(f"measured; kept as run {record['id'][:8]}" for record in taken)
+
+
+def take_left_behind() -> None:
+    """Runs that were killed with what watched them; where the store takes none now, they are left for the next time."""
+    with suppress(TunecastError):
+        for _ in take_killed():
+            pass
 
 
 def progress_of(name: str) -> str | None:

@@ -27,18 +27,16 @@ class Rows(torch.utils.data.Dataset):
         }
 
 
-class RunsOut(LlamaForCausalLM):
-    """In its fourth forward pass."""
+passes = 0
 
-    passes = 0
 
-    def forward(self, *args, **kwargs):
-        RunsOut.passes += 1
-        if HOW == "asked" and RunsOut.passes == 10:  # as `tunecast watch` asks where a limit is near
-            (Path(os.environ["TUNECAST_RUN"]) / "stop").touch()
-        if HOW == "oom" and RunsOut.passes == 4:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-        return super().forward(*args, **kwargs)
+def before_a_pass(module, inputs):
+    global passes
+    passes += 1
+    if HOW == "asked" and passes == 10:  # as `tunecast watch` asks where a limit is near
+        (Path(os.environ["TUNECAST_RUN"]) / "stop").touch()
+    if HOW == "oom" and passes == 4:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
 
 config = LlamaConfig(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, vocab_size=101)
@@ -52,4 +50,6 @@ if HOW == "callback":
     import tunecast
 
     callbacks.append(tunecast.Callback())
-Trainer(RunsOut(config), arguments, train_dataset=Rows(), eval_dataset=evaluated, callbacks=callbacks).train()
+model = LlamaForCausalLM(config)
+model.register_forward_pre_hook(before_a_pass)
+Trainer(model, arguments, train_dataset=Rows(), eval_dataset=evaluated, callbacks=callbacks).train()

@@ -117,7 +117,7 @@ def watch(
         print(f"tunecast: {command[0]}: {error.strerror}", file=sys.stderr)
         return Ended(CANNOT_START if isinstance(error, FileNotFoundError) else CANNOT_RUN, None)
     with _signals_passed_on(started.pid, own_group):
-        run = _Run(started, folder, expected, limits, say, Sampler(nvml, started.pid), began)
+        run = _WatchedProgram(started, folder, expected, limits, say, Sampler(nvml, started.pid), began)
         described = {name: expected.get(name) for name in ("job", "model_shape", "predicted")}
         run.journal.begin(
             {"event": "begin", "at": began, "record": {**head(source, began, described), "hardware": host()}}
@@ -127,7 +127,7 @@ def watch(
         return run.end(status)
 
 
-class _Run:
+class _WatchedProgram:
     def __init__(
         self,
         started: subprocess.Popen[bytes],

@@ -12,7 +12,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 TRAINER = "transformers.trainer"
 
 
-class AfterImport(importlib.abc.MetaPathFinder):
+class TrainerImport(importlib.abc.MetaPathFinder):
     """Finds the Trainer as others do, and lets it be executed; then adds the callback."""
 
     def find_spec(self, name, path=None, target=None):  # type: ignore[no-untyped-def]
@@ -50,5 +50,5 @@ def run_the_next() -> None:
 
 if __name__ == "sitecustomize":
     if os.environ.get("TUNECAST_RUN"):
-        sys.meta_path.insert(0, AfterImport())
+        sys.meta_path.insert(0, TrainerImport())
     run_the_next()
