@@ -35,6 +35,7 @@ OTHERWISE = {
     "job/spellings.py": "unsloth, an organisation on the Hub",
     "job/task_sections.py": "transformers, the package whose generate() writes completions",
     "launching/preflight/machine.py": "packages whose releases are compared",
+    "learn/record.py": "packages whose releases are recorded",
     "planning/space.py": "zero, a word of --allow",
     "prediction/memory/ranges_table.py": "written by a benchmark, by the stack that was measured",
     "tape/build/eras.py": "transformers, the package whose releases these are",
