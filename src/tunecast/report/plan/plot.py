@@ -57,6 +57,12 @@ def size_axis(sizes_bytes: Iterable[float]) -> Axis:
     return _axis((nbytes / GIB for nbytes in sizes_bytes), _powers, lambda value: f"{value:,.10g} GiB")
 
 
+def step_axis(seconds: Iterable[float]) -> Axis:
+    """Of what takes seconds or parts of one; of longer ones as `time_axis`."""
+    known = list(seconds)
+    return time_axis(known) if max(known, default=0) > _MINUTE_S else _axis(known, _powers, _time_label)
+
+
 def _axis(
     values: Iterable[float], ticks: Callable[[float, float, int], list[float]], label: Callable[[float], str]
 ) -> Axis:

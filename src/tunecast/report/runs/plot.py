@@ -10,7 +10,7 @@ from tunecast.records import NamedTuple
 from tunecast.report.draw.text import DEFAULT, Terminal
 from tunecast.report.page.document import Provenance, byline, document, panel, reproduction
 from tunecast.report.page.markup import Markup, cell, lines, table, tag
-from tunecast.report.plan.plot import Axis, size_axis, time_axis
+from tunecast.report.plan.plot import Axis, size_axis, step_axis
 from tunecast.report.run.time import duration
 from tunecast.report.runs.text import MOST_POINTS, RunsShown, cards_words, headline, spread_sentences
 from tunecast.units import GIB, gib
@@ -55,7 +55,7 @@ def points(rows: Sequence[Mapping[str, Any]], what: Compared) -> list[RunPoint]:
 def axis_of(drawn: Sequence[RunPoint], what: Compared) -> Axis:
     """One for both directions, so that the line is the diagonal."""
     ends = [end for point in drawn for end in (point.predicted, point.measured)]
-    return size_axis(end * GIB for end in ends) if what is MEMORY else time_axis(ends)
+    return size_axis(end * GIB for end in ends) if what is MEMORY else step_axis(ends)
 
 
 def plot_text(rows: Sequence[Mapping[str, Any]], terminal: Terminal = DEFAULT) -> str:
