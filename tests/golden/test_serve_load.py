@@ -12,7 +12,6 @@ def test_no_answer_is_lost() -> None:
     for name, least in (("predictions", 200), ("plans", 20)):
         told = RESULT["at_once"][name]
         assert told["asked"] == told["answered"] >= least
-    assert RESULT["memory"]["failed"] == 0
 
 
 def test_processes_end_with_their_clients() -> None:
