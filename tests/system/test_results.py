@@ -55,6 +55,12 @@ def test_launches_were_as_many_as_they_are_now() -> None:
     assert min(inputs[f"cancelled while {state}"] for state in ("queued", "running")) >= 20
 
 
+def test_the_page_was_walked_as_it_is_now() -> None:
+    result, sources = result_of("page"), ROOT / "src" / "tunecast" / "web" / "static" / "sources.sha256"
+    assert result["inputs"]["sources"] == hashlib.sha256(sources.read_bytes()).hexdigest()
+    assert len(result["passed"]) == result["inputs"]["journeys"] >= 19
+
+
 def test_long_tests_are_there() -> None:
     for name in result_of("long")["inputs"]:
         file, _, function = name.partition("::")
