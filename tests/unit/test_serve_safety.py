@@ -221,7 +221,8 @@ link = "link"
 print(json.dumps([how(ask) for ask in (
     lambda: open("mine", "w").close(), lambda: os.stat("mine"), lambda: __import__("tunecast.units"),
     lambda: open(other), lambda: os.stat(other), lambda: os.lstat(other), lambda: os.listdir(os.path.dirname(other)),
-    lambda: open(own + "/../" + os.path.relpath(other, os.path.dirname(own))), lambda: open(link), lambda: os.stat(link),
+    lambda: open(own + "/../" + os.path.relpath(other, os.path.dirname(own))), lambda: open(link),
+    lambda: os.stat(link),
     lambda: open("/etc/passwd"), lambda: os.unlink(other), lambda: os.rename("mine", other), lambda: os.mkdir("/tmp/x"),
     lambda: os.open(other, os.O_RDONLY), lambda: open(os.fsencode(other)), lambda: os.access(other, os.R_OK) or 1 / 0,
     lambda: socket.create_connection(("127.0.0.1", 1)), lambda: socket.getaddrinfo("example.org", 80),

@@ -24,7 +24,7 @@ from tunecast.web.http.bodies import body_of, likeness_of
 from tunecast.web.http.pages import page_routes
 from tunecast.web.safety import HEADERS, Access, Denial, RateLimit
 from tunecast.web.workers import frames
-from tunecast.web.workers.pool import Pool, Refused
+from tunecast.web.workers.pool import Pool, RequestRefused
 
 T = TypeVar("T")
 Scope = MutableMapping[str, Any]
@@ -114,7 +114,7 @@ def _endpoint(endpoint: Endpoint, pool: Pool) -> Callable[[Request], Awaitable[R
             if endpoint.work == "stream":
                 return await _stream(work, request)
             return _response(endpoint, await _unless_gone(_last(work), request))
-        except Refused as refused:
+        except RequestRefused as refused:
             headers = {"retry-after": "1"} if refused.status == 429 else None
             return Response(refused.body, refused.status, headers, JSON)
 
@@ -141,7 +141,7 @@ async def _unless_gone(work: Awaitable[T], request: Request) -> T:
         await asyncio.wait({asked, gone}, return_when=asyncio.FIRST_COMPLETED)
         if asked.done():
             return asked.result()
-        raise Refused.of(400, "gone", "the client went away")
+        raise RequestRefused.of(400, "gone", "the client went away")
     finally:
         await _end(asked, gone)
 
@@ -182,7 +182,7 @@ class EventStream:
             await self._write_event(send, *self.first)
             async for kind, found in self.work:
                 await self._write_event(send, kind, found)
-        except Refused as refused:
+        except RequestRefused as refused:
             told = json.dumps(json.loads(refused.body)["error"])
             await _send_event(send, b"error", told.encode())
         await send({"type": "http.response.body", "body": b"", "more_body": False})

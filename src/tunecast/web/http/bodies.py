@@ -8,7 +8,7 @@ import re
 from starlette.requests import ClientDisconnect, Request
 
 from tunecast.web.api.endpoints import Endpoint
-from tunecast.web.workers.pool import Refused
+from tunecast.web.workers.pool import RequestRefused
 
 BODY_S = 20.0
 """Until all of a body has to be there."""
@@ -16,15 +16,15 @@ _LIKE = re.compile(rb'"(model|method|stack)"\s*:\s*"([^"\\]{1,100})"')
 
 
 async def body_of(request: Request, endpoint: Endpoint) -> bytes:
-    """The whole body. Raises `Refused` where it is not JSON, is compressed, too large or too slow."""
+    """The whole body. Raises `RequestRefused` where it is not JSON, is compressed, too large or too slow."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":  # what a form of another site can send is not it
-        raise Refused.of(415, "content_type", "allowed: Content-Type: application/json", "content-type")
+        raise RequestRefused.of(415, "content_type", "allowed: Content-Type: application/json", "content-type")
     if request.headers.get("content-encoding", "identity").lower() != "identity":
-        raise Refused.of(415, "content_encoding", "allowed: a body that is not compressed", "content-encoding")
+        raise RequestRefused.of(415, "content_encoding", "allowed: a body that is not compressed", "content-encoding")
     most = endpoint.most_bytes
     length = request.headers.get("content-length", "")
-    too_large = Refused.of(413, "too_large", f"allowed: at most {most} bytes")
+    too_large = RequestRefused.of(413, "too_large", f"allowed: at most {most} bytes")
     if length.isdecimal() and (len(length) > 15 or int(length) > most):
         raise too_large
     body = bytearray()
@@ -35,9 +35,9 @@ async def body_of(request: Request, endpoint: Endpoint) -> bytes:
                 if len(body) > most:
                     raise too_large
     except ClientDisconnect:
-        raise Refused.of(400, "gone", "the client went away") from None
+        raise RequestRefused.of(400, "gone", "the client went away") from None
     except TimeoutError:
-        raise Refused.of(408, "too_slow", f"the body did not arrive within {BODY_S:g} s") from None
+        raise RequestRefused.of(408, "too_slow", f"the body did not arrive within {BODY_S:g} s") from None
     return bytes(body)
 
 

@@ -51,7 +51,7 @@ def usual_limits() -> Limits:
     return Limits(lanes=max(1, min(cores, 8)), once=max(1, min(cores, 8)))
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """A worker's refusal: the status, and JSON."""
 
     def __init__(self, status: int, body: bytes) -> None:
@@ -59,7 +59,7 @@ class Refused(Exception):
         self.status, self.body = status, body
 
     @classmethod
-    def of(cls, status: int, code: str, message: str, field: str | None = None) -> Refused:
+    def of(cls, status: int, code: str, message: str, field: str | None = None) -> RequestRefused:
         return cls(status, json.dumps({"error": {"code": code, "field": field, "message": message}}).encode())
 
 
@@ -77,7 +77,7 @@ class Worker:
         """What its last question was about."""
 
     async def ask(self, question: str, body: bytes) -> AsyncGenerator[tuple[bytes, bytes]]:
-        """Events, then the answer. Raises `Refused`."""
+        """Events, then the answer. Raises `RequestRefused`."""
         content = question.encode() + b"\n" + body
         self.writer.write(frames.HEAD.pack(frames.QUESTION, len(content)) + content)
         await self.writer.drain()
@@ -88,7 +88,7 @@ class Worker:
             found = await self.reader.readexactly(length)
             if kind == frames.REFUSAL:
                 told = json.loads(found)
-                raise Refused(told.pop("status"), json.dumps(told).encode())
+                raise RequestRefused(told.pop("status"), json.dumps(told).encode())
             yield kind, found
             if kind != frames.EVENT:
                 return
@@ -164,9 +164,9 @@ class Pool:
         self.waiting = self.waiting_once = 0
 
     async def answer(self, question: str, body: bytes, likeness: Hashable) -> bytes:
-        """By a lane. Raises `Refused`."""
+        """By a lane. Raises `RequestRefused`."""
         if self.waiting >= self.limits.waiting:
-            raise Refused.of(429, "busy", BUSY)
+            raise RequestRefused.of(429, "busy", BUSY)
         self.waiting += 1
         try:
             await self._lanes.acquire()
@@ -194,15 +194,17 @@ class Pool:
                 self._free.append(lane)
                 lane = None
             return found
-        except Refused:
+        except RequestRefused:
             if lane is not None:
                 self._free.append(lane)
                 lane = None
             raise
         except TimeoutError:
-            raise Refused.of(422, "limit", TOO_LONG.format(self.limits.lane_cpu_s * self.limits.patience)) from None
+            raise RequestRefused.of(
+                422, "limit", TOO_LONG.format(self.limits.lane_cpu_s * self.limits.patience)
+            ) from None
         except (asyncio.IncompleteReadError, OSError):
-            raise Refused.of(422, "limit", GONE) from None
+            raise RequestRefused.of(422, "limit", GONE) from None
         finally:
             if lane is not None:
                 lane.end()
@@ -221,10 +223,10 @@ class Pool:
     async def events(
         self, question: str, body: bytes, *, uploaded: bool = False
     ) -> AsyncGenerator[tuple[bytes, bytes]]:
-        """By a process of its own, which ends with whoever reads this. Raises `Refused`."""
+        """By a process of its own, which ends with whoever reads this. Raises `RequestRefused`."""
         limits = self.limits
         if self.waiting_once >= limits.waiting_once:
-            raise Refused.of(429, "busy", BUSY)
+            raise RequestRefused.of(429, "busy", BUSY)
         self.waiting_once += 1
         try:
             await self._once.acquire()
@@ -245,9 +247,9 @@ class Pool:
                 if kind != frames.EVENT:
                     return
         except TimeoutError:
-            raise Refused.of(422, "limit", TOO_LONG.format(seconds)) from None
+            raise RequestRefused.of(422, "limit", TOO_LONG.format(seconds)) from None
         except (asyncio.IncompleteReadError, OSError):
-            raise Refused.of(422, "limit", GONE) from None
+            raise RequestRefused.of(422, "limit", GONE) from None
         finally:
             if worker is not None:
                 worker.end()
