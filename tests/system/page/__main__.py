@@ -1,5 +1,6 @@
-"""Whether the page does what it is for, in a real browser; that its bundle is the one its sources make, and that it says
-figures as the commands do.
+"""Whether the page does what it is for, in a real browser.
+
+Also that its bundle is the one its sources make, and that it says figures as the commands do.
 
     ./dev system page                    needs Node 20 and Chromium (apt-get install nodejs npm chromium)
     ./dev system page --pictures DIR     also keep pictures: light and dark, desktop and phone
@@ -121,7 +122,9 @@ console.log(JSON.stringify(asked.map(([name, given]) => format[name](...given)))
 """
     with tempfile.TemporaryDirectory() as folder:
         built = Path(folder) / "format.mjs"
-        subprocess.run(["npx", "esbuild", "src/lib/format.ts", f"--outfile={built}", "--log-level=warning"], cwd=WEB, check=True)
+        subprocess.run(
+            ["npx", "esbuild", "src/lib/format.ts", f"--outfile={built}", "--log-level=warning"], cwd=WEB, check=True
+        )
         words = ["node", "--input-type=module", "-e", program, str(built)]
         said = subprocess.run(words, input=json.dumps(asked), capture_output=True, text=True, check=True).stdout
     wrong = [
@@ -164,7 +167,11 @@ def journeys(url: str, browser: str, pictures: Path | None) -> dict[str, Any]:
     if pictures is not None:
         pictures.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
-        for file in (*(HERE / "files").iterdir(), ROOT / "examples" / "axolotl-qlora.yml", ROOT / "examples" / "chats.jsonl"):
+        for file in (
+            *(HERE / "files").iterdir(),
+            ROOT / "examples" / "axolotl-qlora.yml",
+            ROOT / "examples" / "chats.jsonl",
+        ):
             shutil.copy(file, folder)
         words = ["node", str(HERE / "journeys.mjs"), url, browser, str(pictures.resolve()) if pictures else "", folder]
         said = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True).stdout
