@@ -58,7 +58,7 @@ def test_launches_were_as_many_as_they_are_now() -> None:
 def test_the_page_was_walked_as_it_is_now() -> None:
     result, sources = result_of("page"), ROOT / "src" / "tunecast" / "web" / "static" / "sources.sha256"
     assert result["inputs"]["sources"] == hashlib.sha256(sources.read_bytes()).hexdigest()
-    assert len(result["passed"]) == result["inputs"]["journeys"] >= 19
+    assert len(result["passed"]) == result["inputs"]["journeys"] >= 15
 
 
 def test_long_tests_are_there() -> None:
