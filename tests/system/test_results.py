@@ -66,6 +66,12 @@ def test_the_store_was_tried_as_it_is_now() -> None:
     assert scenes["postgresql, lost"]["acknowledged while it was away"] > 0
 
 
+def test_the_page_was_walked_as_it_is_now() -> None:
+    result, sources = result_of("page"), ROOT / "src" / "tunecast" / "web" / "static" / "sources.sha256"
+    assert result["inputs"]["sources"] == hashlib.sha256(sources.read_bytes()).hexdigest()
+    assert len(result["passed"]) == result["inputs"]["journeys"] >= 15
+
+
 def test_long_tests_are_there() -> None:
     for name in result_of("long")["inputs"]:
         file, _, function = name.partition("::")

@@ -40,4 +40,6 @@ def test_defaults_are_there_and_phases_sum() -> None:
     assert {phase["phase"] for phase in found["phases"]} >= {"forward", "backward", "optimizer"}
     for phase in found["phases"]:
         assert sum(phase["breakdown_bytes"].values()) == phase["allocated_bytes"]
-    assert max(phase["allocated_bytes"] for phase in found["phases"]) == found["prediction"]["memory"]["allocated_bytes"]
+    assert (
+        max(phase["allocated_bytes"] for phase in found["phases"]) == found["prediction"]["memory"]["allocated_bytes"]
+    )

@@ -1,5 +1,6 @@
-"""Whether the page does what it is for, in a real browser; that its bundle is the one its sources make, and that it says
-figures as the commands do.
+"""Whether the page does what it is for, in a real browser.
+
+Also that its bundle is the one its sources make, and that it says figures as the commands do.
 
     ./dev system page                    needs Node 20 and Chromium (apt-get install nodejs npm chromium)
     ./dev system page --pictures DIR     also keep pictures: light and dark, desktop and phone
@@ -11,11 +12,14 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import os
 import random
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import date
@@ -45,6 +49,7 @@ def main(argv: list[str]) -> int:
     if not (WEB / "node_modules").exists():
         subprocess.run(["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund"], cwd=WEB, check=True)
     failures = [*rebuilt(), *spoken()]
+    load = os.getloadavg()[0] / (os.cpu_count() or 1)
     with server() as url:
         walked = journeys(url, browser, arguments.pictures)
     failures += walked["failures"]
@@ -58,7 +63,7 @@ def main(argv: list[str]) -> int:
             "sources": hashlib.sha256((STATIC / "sources.sha256").read_bytes()).hexdigest(),
         },
         "passed": walked["passed"],
-        "measured": walked["measured"],
+        "measured": {**walked["measured"], "look_cpu_ms": look_cpu_ms(), "load_per_core": round(load, 1)},
         "failures": failures,
     }
     print(json.dumps(result, indent=1, ensure_ascii=False))
@@ -117,7 +122,9 @@ console.log(JSON.stringify(asked.map(([name, given]) => format[name](...given)))
 """
     with tempfile.TemporaryDirectory() as folder:
         built = Path(folder) / "format.mjs"
-        subprocess.run(["npx", "esbuild", "src/lib/format.ts", f"--outfile={built}", "--log-level=warning"], cwd=WEB, check=True)
+        subprocess.run(
+            ["npx", "esbuild", "src/lib/format.ts", f"--outfile={built}", "--log-level=warning"], cwd=WEB, check=True
+        )
         words = ["node", "--input-type=module", "-e", program, str(built)]
         said = subprocess.run(words, input=json.dumps(asked), capture_output=True, text=True, check=True).stdout
     wrong = [
@@ -126,6 +133,20 @@ console.log(JSON.stringify(asked.map(([name, given]) => format[name](...given)))
         if page != command
     ]
     return wrong[:20]
+
+
+def look_cpu_ms() -> float:
+    """CPU time of what a slider's move asks, the median of many: what it takes where nothing else runs."""
+    from tunecast.job.mapping import job_from_dict
+    from tunecast.web.asking.look import look
+
+    times = []
+    for micro_batch in range(1, 33):
+        job = {"model": "qwen2.5-7b", "method": "lora", "micro_batch": micro_batch, "hardware": {"gpu": "rtx-4090"}}
+        began_s = time.process_time()
+        look(job_from_dict(job))
+        times.append(1000 * (time.process_time() - began_s))
+    return round(statistics.median(times), 1)
 
 
 @contextmanager
@@ -146,7 +167,11 @@ def journeys(url: str, browser: str, pictures: Path | None) -> dict[str, Any]:
     if pictures is not None:
         pictures.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
-        for file in (*(HERE / "files").iterdir(), ROOT / "examples" / "axolotl-qlora.yml", ROOT / "examples" / "chats.jsonl"):
+        for file in (
+            *(HERE / "files").iterdir(),
+            ROOT / "examples" / "axolotl-qlora.yml",
+            ROOT / "examples" / "chats.jsonl",
+        ):
             shutil.copy(file, folder)
         words = ["node", str(HERE / "journeys.mjs"), url, browser, str(pictures.resolve()) if pictures else "", folder]
         said = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True).stdout

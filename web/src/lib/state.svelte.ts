@@ -19,11 +19,14 @@ const FIRST: Fields = {
 
 /** `{"lora.rank": 8}` is `{"lora": {"rank": 8}}`, as a job's file has it. */
 export function nested(fields: Fields): Record<string, unknown> {
-  const job: Record<string, unknown> = {}
+  const job: Record<string, unknown> = Object.create(null)
   for (const [name, value] of Object.entries(fields)) {
     const parts = name.split('.')
     let place = job
-    for (const part of parts.slice(0, -1)) place = (place[part] ??= {}) as Record<string, unknown>
+    for (const part of parts.slice(0, -1)) {
+      if (typeof place[part] !== 'object' || place[part] === null) place[part] = Object.create(null)
+      place = place[part] as Record<string, unknown>
+    }
     place[parts.at(-1)!] = value
   }
   return job
@@ -39,6 +42,9 @@ export function flat(job: Record<string, unknown>, prefix = ''): Fields {
   }
   return fields
 }
+
+/** An address comes from anybody: names of fields, and nothing that an object has by itself. */
+const FIELD = /^[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*){0,3}$/
 
 /** What the server is asked of a set-up. */
 export function asked({ fields, config }: Setup): Record<string, unknown> {
@@ -59,7 +65,7 @@ function read(text: string): Setup {
     if (name === 'plan.within' || name === 'plan.max_usd') setup.limits[name === 'plan.within' ? 'within' : 'max_usd'] = value
     else if (name === 'plan.eu' || name === 'plan.spot') setup.limits[name === 'plan.eu' ? 'eu' : 'spot'] = value === 'true'
     else if (name === 'config') setup.config = isObject(value) ? value : ''
-    else setup.fields[name] = parsed(name, value)
+    else if (FIELD.test(name)) setup.fields[name] = parsed(name, value)
   }
   return setup
 }

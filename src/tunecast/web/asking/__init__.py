@@ -3,7 +3,6 @@
 exports.py    A job as what somebody takes along: a job file, a command, Python, a Slurm script, a SkyPilot task, a
               report
 jobs.py       A job as a client sends it
-look.py       What the page shows while a slider moves, of one prediction and in one answer: the verdict in the words
-              of the command, the job with every default, the prediction, every card, and memory phase by phase
+look.py       What the page shows while a slider moves, of one prediction and in one answer
 questions.py  Every question of the API: what a worker is given, and what it answers
 """

@@ -1,5 +1,7 @@
-"""What the page shows while a slider moves, of one prediction and in one answer: the verdict in the words of the command,
-the job with every default, the prediction, every card, and memory phase by phase."""
+"""What the page shows while a slider moves, of one prediction and in one answer.
+
+The verdict in the words of the command, the job with every default, the prediction, every card, memory phase by phase.
+"""
 
 from __future__ import annotations
 

@@ -205,6 +205,7 @@ def require_no_network(options: Given) -> None:
 
 
 QUESTIONS: Mapping[str, Callable[[Given, Asker], Any]] = {
-    **{"predict": predict, "cards": cards, "look": look, "compare": compare, "fit": fit, "plan": plan, "read": read, "data": data},
+    **{"predict": predict, "cards": cards, "look": look, "compare": compare, "fit": fit, "plan": plan},
+    **{"read": read, "data": data},
     **{"models": models, "gpus": gpus, "offers": offers, "runs": runs, "export": export},
 }
