@@ -104,17 +104,21 @@ class RunStore:
         return dict(self._ask(lambda session: session.execute(statement, values)))
 
     def ratios(self, name: str, filters: RunFilters, parts: Sequence[float]) -> tuple[int, list[float]]:
-        """Of `memory_ratio` or `time_ratio`: how many runs have one, and its quantiles, by an index."""
+        """Of `memory_ratio` or `time_ratio`: how many runs have one, and its quantiles. Of all runs by the ratio's own
+        index; of some by theirs, which is quicker than to look up each run in the order of the ratio."""
         assert name in ("memory_ratio", "time_ratio")
         where, values = filters.where()
-        known = f"{where} AND {name} IS NOT NULL" if where else f" WHERE {name} IS NOT NULL"
-        count = self._ask(lambda session: session.execute(f"SELECT COUNT(*) FROM tunecast_runs{known}", values))[0][0]
+        if where:
+            asked = f"SELECT {name} FROM tunecast_runs{where} AND {name} IS NOT NULL"
+            some = sorted(ratio for (ratio,) in self._ask(lambda session: session.execute(asked, values)))
+            return len(some), [some[round(part * (len(some) - 1))] for part in parts] if some else []
+        known = f"tunecast_runs WHERE {name} IS NOT NULL"
+        count = self._ask(lambda session: session.execute(f"SELECT COUNT(*) FROM {known}"))[0][0]
         if not count:
             return 0, []
-        statement = f"SELECT {name} FROM tunecast_runs{known} ORDER BY {name} LIMIT 1 OFFSET ?"
+        statement = f"SELECT {name} FROM {known} ORDER BY {name} LIMIT 1 OFFSET ?"
         places = [round(part * (count - 1)) for part in parts]
-        found = [self._ask(lambda s, at=at: s.execute(statement, [*values, at]))[0][0] for at in places]  # type: ignore[misc]
-        return count, found
+        return count, [self._ask(lambda s, at=at: s.execute(statement, [at]))[0][0] for at in places]  # type: ignore[misc]
 
     def records(self, filters: RunFilters = EVERY, bad: list[str] | None = None) -> Iterator[MeasuredRun]:
         """The oldest first, a page at a time. Records that cannot be read are named in `bad`, or raise."""
