@@ -268,16 +268,16 @@ async def memory(client: httpx.AsyncClient, server: Server, requests: int) -> di
 PARTS = ("moves", "beside_plans", "at_once", "leaving", "memory")
 
 
-async def measure(server: Server, requests: int, parts: tuple[str, ...]) -> dict[str, Any]:
+async def measure(server: Server, counts: argparse.Namespace, parts: tuple[str, ...]) -> dict[str, Any]:
     limits = httpx.Limits(max_connections=400, max_keepalive_connections=400)
     async with httpx.AsyncClient(base_url=server.url, timeout=1800, limits=limits) as client:
         await post(client, "/api/predict", {"job": BASE})
         work = {
-            "moves": lambda: slider_moves(client, server, 200),
+            "moves": lambda: slider_moves(client, server, counts.moves),
             "beside_plans": lambda: predictions_beside_plans(client),
             "at_once": lambda: all_at_once(client, 200, 20),
             "leaving": lambda: clients_that_leave(client, server),
-            "memory": lambda: memory(client, server, requests),
+            "memory": lambda: memory(client, server, counts.requests),
         }
         found = {}
         for part in parts:
@@ -289,11 +289,12 @@ async def measure(server: Server, requests: int, parts: tuple[str, ...]) -> dict
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--requests", type=int, default=10_000)
+    parser.add_argument("--moves", type=int, default=200)
     parser.add_argument("--only", choices=PARTS)
     parser.add_argument("--out", default=str(OUT))
     arguments = parser.parse_args()
     with Server() as server:
-        found = asyncio.run(measure(server, arguments.requests, PARTS if arguments.only is None else (arguments.only,)))
+        found = asyncio.run(measure(server, arguments, PARTS if arguments.only is None else (arguments.only,)))
     git = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True)
     told = {
         **{"measured": date.today().isoformat(), "commit": git.stdout.strip()},

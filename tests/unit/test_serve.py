@@ -212,6 +212,8 @@ def test_a_config_that_was_pasted(served: Served) -> None:
     answer = served.post("/api/predict", {"job": {**JOB, "model": "my own"}, "model_config": CONFIG})
     assert answer.status == 200
     assert "architecture: config.json" in answer.json["assumptions"]
+    for name in ({"model": {}}, {"model": None}):
+        assert served.post("/api/export", {"job": {**JOB, **name}, "model_config": CONFIG, "as": "yaml"}).status == 422
     wrong = served.post("/api/predict", {"job": JOB, "model_config": {**CONFIG, "hidden_size": -1}})
     assert wrong.status == 422 and "hidden_size" in wrong.json["error"]["message"]
 

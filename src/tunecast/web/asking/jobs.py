@@ -15,8 +15,8 @@ from typing import Any
 
 from tunecast.errors import NotResolved, UsageError, nearest_hint
 from tunecast.job.hub import is_hub_id
-from tunecast.job.job import Job
-from tunecast.job.knob import shown
+from tunecast.job.job import Job, all_knobs
+from tunecast.job.knob import Wrong, shown
 from tunecast.job.lengths import data_sets
 from tunecast.job.mapping import job_from_dict
 from tunecast.job.registry import bundled_names, bundled_spelling
@@ -62,6 +62,10 @@ def job_of(given: Mapping[str, Any], asker: Asker, name: str = "job") -> Iterato
     if config is None:
         yield job_from_dict(content)
         return
+    try:
+        all_knobs()["model"].read(content.get("model"))  # a name all the same, though it is not looked up
+    except Wrong as wrong:
+        raise UsageError.at("model", str(wrong)) from None
     with own_file(CONFIG, json.dumps(config)) as path:
         yield job_from_dict({**content, "model": path})
 

@@ -1,0 +1,18 @@
+"""The committed result of benchmarks/serve_load.py: nothing was lost, nothing was left running."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+RESULT = json.loads((Path(__file__).parents[2] / "benchmarks" / "results" / "serve_load.json").read_text("utf-8"))
+
+
+def test_no_answer_is_lost() -> None:
+    for name, least in (("predictions", 200), ("plans", 20)):
+        told = RESULT["at_once"][name]
+        assert told["asked"] == told["answered"] >= least
+
+
+def test_processes_end_with_their_clients() -> None:
+    assert RESULT["leaving"]["plans"] >= 5 and RESULT["leaving"]["processes_left"] == 0
