@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from tunecast.advise.every_card import cards_by_one_replay
+from tunecast.advise.every_card import cards_by_generation
 from tunecast.door.predict import predict
+from tunecast.door.read import with_values
 from tunecast.job.job import Job
+from tunecast.prediction import engines
+from tunecast.prediction.prediction import Prediction
 from tunecast.report.run.job import JobReport
 from tunecast.report.run.verdict import verdict_lines
 
@@ -19,6 +22,10 @@ def look(job: Job) -> dict[str, Any]:
     found = predict(job, engine="analytic")
     figures = JobReport(found).figures
     phrase, *lines = verdict_lines(figures)
+
+    def on_card(gpu: str) -> Prediction:
+        return engines.predict(with_values(job, {"hardware.gpu": gpu}), timed=False)
+
     return {
         "schema": "tunecast.look/1",
         "title": figures.title,
@@ -29,5 +36,5 @@ def look(job: Job) -> dict[str, Any]:
         "phases": [phase._asdict() for phase in figures.phases],
         "job": found.job.to_dict(),
         "prediction": found.to_dict(),
-        "cards": cards_by_one_replay(found).to_dict(),
+        "cards": cards_by_generation(found, on_card).to_dict(),
     }
