@@ -177,3 +177,21 @@ def test_a_point_on_the_line_is_drawn_on_the_line() -> None:
     grid = [line.partition("|")[2] for line in lines if "|" in line]
     marked = [(row, line.index(".")) for row, line in enumerate(grid) if "." in line]
     assert len(marked) == 2 and marked[0][1] > marked[1][1] and all("/" in line for line in grid[2:-2])
+
+
+def test_a_journal_is_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What a launched job wrote on another machine; cut short, it was killed."""
+    folder = tmp_path / "measured"
+    folder.mkdir()
+    head = record(7, state="running")
+    (folder / "run.jsonl").write_text(json.dumps({"event": "begin", "at": 1_792_000_000.0, "record": head}) + "\n")
+    told = json.loads(said(capsys, "import", str(folder), "--json"))
+    assert (told["runs"], told["added"]) == (1, 1)
+    assert json.loads(said(capsys, "show", "7abc", "--json"))["state"] == "killed"
+    assert json.loads(said(capsys, "import", str(folder / "run.jsonl"), "--json"))["added"] == 0
+
+
+def test_a_journal_of_nonsense_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place = tmp_path / "run.jsonl"
+    place.write_text('{"event": "begin", "record": {"hardware": 3}}\n{"event": "steps", "time": 7}\n')
+    assert "no journal of a run. To fix: " in said(capsys, "import", str(place), code=5)

@@ -8,14 +8,16 @@ import os
 import shutil
 import subprocess
 import sys
+from math import log
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tunecast.door.predict import predict
 from tunecast.door.read import read
-from tunecast.learn.expected import largest_steps
+from tunecast.learn.expected import largest_steps, predicted_of
 from tunecast.learn.inside import export, process
 from tunecast.learn.inside.batches import CountedBatches, count_batches
 from tunecast.learn.inside.journal import Follower, Journal, lines
@@ -27,6 +29,7 @@ from tunecast.learn.inside.outside import Told, lay_out
 from tunecast.learn.inside.process import WatchedProcess
 from tunecast.learn.inside.sampler import Sampler
 from tunecast.learn.journal import last_line, record_of
+from tunecast.prediction.lessons.correction import Correction
 
 GIB = 1 << 30
 WATCHED = Path(__file__).parent / "watched"
@@ -366,3 +369,14 @@ def test_what_is_shipped_needs_no_tunecast(tmp_path: Path) -> None:
         [sys.executable, "-S", "-c", imported], env={"PYTHONPATH": place}, capture_output=True, text=True
     )
     assert done.stdout == "[]\n", done.stderr
+
+
+def test_what_was_learned_is_written_beside_the_prediction() -> None:
+    """Or the next run would be learned from twice."""
+    found = predict(read("qwen2.5-0.5b", {"method": "lora", "hardware.gpu": "rtx-4090"}))
+    assert predicted_of(found)["learned"] is None
+    learned = SimpleNamespace(
+        memory=found.memory, time=found.time, exactness=found.exactness,
+        timing=found.timing._replace(learned=Correction(log_ratio=log(1.25))),
+    )  # fmt: skip
+    assert predicted_of(learned)["learned"] == pytest.approx(1.25)  # type: ignore[arg-type]

@@ -155,6 +155,15 @@ def is_asked(run: RunSummary, asked: RunFilters) -> bool:
 
 
 def import_file(path: str) -> ImportedRuns:
+    """Runs of a file, or the one whose journal it is (a launched job's, from another machine)."""
+    from tunecast.learn.journal import is_journal, record_of
+
+    if is_journal(path):
+        from tunecast.learn.intake import complete
+
+        run = run_from(complete(record_of(path), here=False))
+        with open_store() as store:
+            return ImportedRuns(1, store.add_many([run]), 0)
     with open_store() as store:
         return import_runs(store, path)
 

@@ -56,6 +56,7 @@ def predicted_of(found: Prediction) -> dict[str, Any]:
         "total_s": None if time is None else time.total_s,
         "total_range_s": None if time is None or time.total_range_s is None else list(time.total_range_s),
         "exactness": found.exactness,
+        "learned": None if found.timing.learned is None else found.timing.learned.ratio,
     }
 
 

@@ -16,10 +16,20 @@ def record_of(path: str | os.PathLike[str], *, ended: float | None = None) -> di
     says so; `ended`: when, where that is known better than by the journal's last line."""
     place = Path(path)
     folder, name = (place, RUN) if place.is_dir() else (place.parent, place.name)
-    found = merged_folder(str(folder), None, ended, name)
+    try:
+        found = merged_folder(str(folder), None, ended, name)
+    except (AttributeError, KeyError, TypeError, ValueError):  # whoever wrote it
+        found = None
     if found is None:
         raise NotResolved(f"{place}: no journal of a run. To fix: name run.jsonl, or the folder it lies in")
     return found
+
+
+def is_journal(path: str | os.PathLike[str]) -> bool:
+    """Whether a file is the journal of a run, or a folder holds one."""
+    place = Path(path)
+    place = place / RUN if place.is_dir() else place
+    return place.is_file() and next(lines(str(place)), {}).get("event") == "begin"
 
 
 def last_line(folder: Path) -> str | None:

@@ -5,11 +5,13 @@ Source   c10/cuda/CUDACachingAllocator.cpp of torch 2.11, `BlockComparatorSize`:
          lowest address. NVIDIA does not publish how its driver gives out addresses. It maps address space of the
          process, which Linux hands out from the top downwards, in arenas of `ARENA_BYTES`; what an arena has left
          serves later segments, at the lowest place that is large enough.
-Checked  against 58 runs on an H200 (benchmarks/data/h200_runs.jsonl, native allocator, no cap), predicted by the closed
+Chosen   by 58 runs on an H200 (benchmarks/data/h200_runs.jsonl, native allocator, no cap), predicted by the closed
          form: reserved is to the byte in 52 of them and allocated in 56. Segments that each lie below the one before
          give 42 and 54, arenas of 64 MiB 46 and 55, of 128 MiB 39 and 53, of 256 MiB and more fewer still; of 18 runs
          in which the order matters 15 agree, and 8 to 11 where an arena is filled from its end, or the tightest or the
          highest place is taken.
+Checked  on 58 other runs (generated, closed, edge and edge2_runs.jsonl): reserved is to the byte in 47, where
+         descending segments give 43 and arenas of 64 MiB 40; allocated in 44, 44 and 41.
 Ignored  what else a process maps: the driver's own memory, libraries, pinned memory. Places that are given back are not
          given again.
 Unused   since torch 2.12, where the older block wins, whatever its address (pytorch/pytorch#178362, #183591).

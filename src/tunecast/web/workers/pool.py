@@ -25,7 +25,7 @@ from tunecast.web.workers import frames
 LANE, ONCE = "lane", "once"
 
 
-class Limits(NamedTuple):
+class PoolLimits(NamedTuple):
     """What all clients together may have."""
 
     lanes: int
@@ -45,10 +45,10 @@ class Limits(NamedTuple):
     upload_bytes: int = 1 * GIB
 
 
-def usual_limits() -> Limits:
+def usual_limits() -> PoolLimits:
     """By the cores of this machine: they are shared by lanes and children, and plans are the ones to wait."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return Limits(lanes=max(1, min(cores, 8)), once=max(1, min(cores, 8)))
+    return PoolLimits(lanes=max(1, min(cores, 8)), once=max(1, min(cores, 8)))
 
 
 class RequestRefused(Exception):
@@ -154,7 +154,7 @@ def start_nursery(folder: str, *, hub: bool) -> Nursery:
 
 
 class Pool:
-    def __init__(self, folder: str, limits: Limits, *, hub: bool = False) -> None:
+    def __init__(self, folder: str, limits: PoolLimits, *, hub: bool = False) -> None:
         self.folder, self.limits, self.hub = folder, limits, hub
         self._nursery = start_nursery(folder, hub=hub)
         self._free: list[Worker] = []
