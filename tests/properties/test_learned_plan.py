@@ -8,6 +8,7 @@ from math import exp, log
 
 import pytest
 
+from tunecast.job.job import Job
 from tunecast.job.mapping import job_from_dict
 from tunecast.job.model import resolve_model
 from tunecast.market.offer import Offer
@@ -145,3 +146,18 @@ def test_elsewhere_the_host_is_not_known() -> None:
     assert here.narrowing < there.narrowing < 1 and there.weight < here.weight
     kept = learned_elsewhere(Learned(runs, starts={"l4": (1.0, 1.0, 1.0)}))
     assert not kept.starts and not kept.contexts, "those are of the host and its driver"
+
+
+def test_checkpointing_is_left_out_by_what_fits_not_by_a_corrected_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Were steps with it corrected to less than those without, neither the search nor brute force may pick it where the
+    same fits without: it only adds operations."""
+    from tunecast.prediction.lessons import correction as module
+
+    def shorter(learned: Learned, step: object, job: Job, gpu_name: str) -> Correction:
+        return Correction(log(0.6) if job.gradient_checkpointing else 0.0, 0.5, 0.5, len(learned.runs))
+
+    monkeypatch.setattr(module, "correction_of", shorter)
+    learned = {card: learned_elsewhere(Learned(tuple(run(n, card, "card", 0.6) for n in range(3)))) for card in CARDS}
+    searched, brute = plans(learned)
+    assert list(map(told, searched.pareto)) == list(map(told, brute.pareto))
+    assert brute.best is not None and brute.best.job is not None and not brute.best.job.gradient_checkpointing
