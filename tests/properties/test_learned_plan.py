@@ -1,4 +1,4 @@
-"""Plans that learned from runs: the search finds what brute force finds, and a floor is never above a corrected step."""
+"""Plans that learned from runs: the search finds what brute force finds, and no floor is above a corrected step."""
 
 from __future__ import annotations
 
@@ -118,16 +118,19 @@ def test_floors_of_a_search_are_below_corrected_runs() -> None:
     assert checked >= 8 and corrected >= 2
 
 
+def drawn_run(number: int, draw: random.Random) -> Observed:
+    stack = f"{draw.choice('ab')}, {SIXTEEN_BITS}, {ONE}"
+    ratio = exp(draw.gauss(0, 0.3))
+    made = run(number, "l4", draw.choice(("host", "card")), ratio, stack, draw.choice("xyz"))
+    return made._replace(host=draw.choice("pq"))
+
+
 def test_no_correction_elsewhere_is_below_the_least_ratio() -> None:
     """Of stacks, models and hosts that cross, whatever the spread."""
     draw = random.Random(7)
     below = 0
     for _ in range(300):
-        runs = tuple(
-            run(n, "l4", draw.choice(("host", "card")), exp(draw.gauss(0, 0.3)), f"{draw.choice('ab')}, {SIXTEEN_BITS}, {ONE}", draw.choice("xyz"))
-            ._replace(host=draw.choice("pq"))
-            for n in range(draw.randint(1, 12))
-        )  # fmt: skip
+        runs = tuple(drawn_run(number, draw) for number in range(draw.randint(1, 12)))
         learned = learned_elsewhere(Learned(runs))
         for waits in ("host", "card"):
             kind = StepKind("l4", "a", SIXTEEN_BITS, ONE, waits, "short")
@@ -138,7 +141,7 @@ def test_no_correction_elsewhere_is_below_the_least_ratio() -> None:
 
 
 def test_elsewhere_the_host_is_not_known() -> None:
-    """Twelve runs on one host are 30 % longer than predicted: on that host a part of it is the host's, elsewhere not."""
+    """Twelve runs on one host are 30 % longer than predicted: a part of that is the host's."""
     runs = tuple(run(n, "l4", "card", 1.3) for n in range(12))
     kind = StepKind("l4", family_of("transformers"), SIXTEEN_BITS, ONE, "card", "long")
     here, there = (correction(each, kind, MODEL, 0.2) for each in (Learned(runs), learned_elsewhere(Learned(runs))))
