@@ -191,7 +191,9 @@ def test_flags_of_a_script() -> None:
     script = TRACE - {"--gpus"}  # cards of one process are traced alone
     assert set(fit_script.parser()._option_string_actions) == tracing | script | {"--allow"}
     of_plan = set(plan.parser()._option_string_actions) - (JOB - set(FILTER_FLAGS)) - HELP_ALL - {"--keep", "--allow"}
-    assert set(plan_script.parser()._option_string_actions) == tracing | script | (of_plan - {"--nodes-up-to", "--no-calibration"})
+    assert set(plan_script.parser()._option_string_actions) == tracing | script | (
+        of_plan - {"--nodes-up-to", "--no-calibration"}
+    )
 
 
 def test_flags_of_fit() -> None:
