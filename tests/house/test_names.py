@@ -181,7 +181,7 @@ def test_flags_of_plan() -> None:
         "--allow", "--provider", "--kind", "--spot", "--no-spot", "--eu", "--no-cloud-act", "--certified", "--vendor",
         "--eur", "--usd-per-eur", "--vat", "--storage", "--egress", "--interruptions", "--marketplace", "--reserved",
         "--max-age", "--as-of", "--exclude-provider", "--available", "--validated", "--runs", "--weekly", "--details",
-        "--short",
+        "--short", "--no-calibration",
     }  # fmt: skip
 
 
@@ -191,7 +191,9 @@ def test_flags_of_a_script() -> None:
     script = TRACE - {"--gpus"}  # cards of one process are traced alone
     assert set(fit_script.parser()._option_string_actions) == tracing | script | {"--allow"}
     of_plan = set(plan.parser()._option_string_actions) - (JOB - set(FILTER_FLAGS)) - HELP_ALL - {"--keep", "--allow"}
-    assert set(plan_script.parser()._option_string_actions) == tracing | script | of_plan - {"--nodes-up-to"}
+    assert set(plan_script.parser()._option_string_actions) == tracing | script | (
+        of_plan - {"--nodes-up-to", "--no-calibration"}
+    )
 
 
 def test_flags_of_fit() -> None:

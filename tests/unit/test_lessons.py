@@ -33,7 +33,7 @@ def step_s(**how: Any) -> float:
     return time.step_s
 
 
-def store_runs(count: int, ratio: float, begin: int = 0) -> None:
+def store_runs(count: int, ratio: float, begin: int = 0, bound_by: str = "host") -> None:
     found = tunecast.predict(MODEL, JOB, calibrated=False).time
     assert found is not None
     with open_store() as store:
@@ -44,7 +44,7 @@ def store_runs(count: int, ratio: float, begin: int = 0) -> None:
                 "hardware": {"gpu": CARD, "gpus": 1, "nodes": 1, "host": "ab" * 6},
                 "memory": {"reserved_bytes": 10**10, "device_bytes": 10**10 + 5 * 10**8},
                 "time": {"step_s": found.step_s * ratio, "phases_s": {"start": 7.0 + order}},
-                "utilization": {"bound_by": "host"},
+                "utilization": {"bound_by": bound_by},
                 "predicted": {"step_s": found.step_s, "low_s": found.low_s, "high_s": found.high_s},
             }
             for order in range(begin, begin + count)
@@ -172,3 +172,35 @@ def test_what_the_command_does_not_take_is_refused(
     assert main(list(argv)) == UsageError.exit_code
     said = capsys.readouterr().err
     assert "allowed" in said or "not for" in said
+
+
+def plan_text(capsys: pytest.CaptureFixture[str], *more: str) -> str:
+    given = ("--method", "lora", "--gpu", CARD, "--seq-len", "512", "--tokens", "3000000", "--as-of", "2026-11-01")
+    assert main(["plan", MODEL, *given, "--quiet", *more]) == 0
+    return capsys.readouterr().out
+
+
+def test_a_plan_uses_runs_on_the_cards_it_picks(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shipped = plan_text(capsys)
+    assert not home.exists(), "without a store nothing is looked for"
+    store_runs(8, 0.8, bound_by="card")
+    text = plan_text(capsys)
+    assert "8 of your runs on this card: -" in text and "of your runs" not in shipped
+    assert plan_text(capsys, "--no-calibration") == shipped
+    told = json.loads(plan_text(capsys, "--json"))["picks"]["cheapest"]
+    without = json.loads(plan_text(capsys, "--json", "--no-calibration"))["picks"]["cheapest"]
+    assert 0.8 < told["step_s"] / without["step_s"] < 0.95
+    assert told["prediction"]["time"]["step_s"] == pytest.approx(told["step_s"])
+    assert any(each.startswith("time: 8 of your runs on this card: -") for each in told["prediction"]["assumptions"])
+    assert told["device_bytes"] == without["device_bytes"], "what processes hold is of the driver they ran under"
+    lessons.reset(CARD, "2026-02-01T00:00:00Z")
+    assert plan_text(capsys) == shipped
+
+
+def test_a_plan_is_made_where_runs_cannot_be_read_and_says_so(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shipped = json.loads(plan_text(capsys, "--json"))
+    home.mkdir(parents=True)
+    (home / "runs.db").write_text("no database" * 200)
+    found = json.loads(plan_text(capsys, "--json"))
+    assert found["picks"]["cheapest"]["total_usd"] == shipped["picks"]["cheapest"]["total_usd"]
+    assert found["assumptions"][0].startswith("nothing is learned from your runs: ")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -189,6 +190,19 @@ def test_a_journal_is_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert (told["runs"], told["added"]) == (1, 1)
     assert json.loads(said(capsys, "show", "7abc", "--json"))["state"] == "killed"
     assert json.loads(said(capsys, "import", str(folder / "run.jsonl"), "--json"))["added"] == 0
+
+
+def test_a_list_has_runs_that_were_killed_with_what_watched_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A journal whose process is gone is taken in; one of a process that runs stays."""
+    for process, number in (("4194305", 8), (str(os.getpid()), 9)):  # above the largest id of a process
+        folder = tmp_path / "tunecast/running" / f"{process}-x"
+        folder.mkdir(parents=True)
+        begin = {"event": "begin", "at": 1_792_000_000.0, "record": record(number, state="running")}
+        (folder / "run.jsonl").write_text(json.dumps(begin) + "\n")
+    assert said(capsys).startswith("4 runs: 2 done, 1 killed, 1 oom\n")
+    assert [path.name for path in (tmp_path / "tunecast/running").iterdir()] == [f"{os.getpid()}-x"]
 
 
 def test_a_journal_of_nonsense_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import cast
 
 from tunecast.cli.answers import print_answer
-from tunecast.cli.arguments import Parser, add_json_flag, count, number, size
+from tunecast.cli.arguments import Parser, add_calibration_flag, add_json_flag, count, number, size
 from tunecast.cli.asking import QUIET_S
 from tunecast.cli.files import require_writable
 from tunecast.cli.filters import FILTERS, add_filter_flags, add_money_flags, options_from
@@ -87,6 +87,7 @@ def parser() -> Parser:
         "--allow", metavar="FIELD,…", action="append", default=[],
         help=f"choose too: {', '.join(ALLOWABLE)}",
     )  # fmt: skip
+    add_calibration_flag(wanted)
     add_job_flags(made, without=FILTERS)
     return made
 

@@ -29,6 +29,7 @@ from tunecast.units import HOUR_S
 
 if TYPE_CHECKING:
     from tunecast.door.trace import ScriptTrace
+    from tunecast.prediction.lessons.correction import Learned
 
 Found = Callable[[Choice], None]
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?(s|m|min|h|d)")
@@ -74,6 +75,8 @@ class PlanOptions(FilterOptions, MoneyOptions, total=False):
     """Taken home; the model, or its adapters."""
     interruptions: float | None
     """Of a spot machine, per hour."""
+    no_calibration: bool
+    """Leave out what was learned from measured runs."""
     traces: int
     """Further cards that a script is traced on at most; of a script alone."""
 
@@ -162,7 +165,16 @@ class Planner:
             Money(bool(given["eur"]), filters.rate_of(given["usd_per_eur"], self.today), self.vat_fraction),
             bool(given["weekly"]),
             bool(given["validated"]),
+            *self._learned(),
         )
+
+    def _learned(self) -> tuple[Mapping[str, Learned], str]:
+        """Of a job; how long a script's steps take no run says."""
+        if self.job is None or self.options["no_calibration"]:
+            return {}, ""
+        from tunecast.learn.lessons import learned_elsewhere
+
+        return learned_elsewhere()
 
     def plan(self, *, front_in_full: bool = False, unstated: bool = False) -> Plan:
         """`front_in_full`: with the predictions of the whole front. `unstated`: with what the job does not say, and
@@ -175,7 +187,7 @@ class Planner:
         if isinstance(failure, DoesNotFit):
             failure = verdict(found, self._nearest(offers, is_known=_is_known(found)))
         if unstated:
-            found = with_taken(found, self.question.terms)
+            found = with_taken(found, self.question.terms, self.question.learned)
         if self.options["available"]:
             rented = dict.fromkeys(each.fleet.offer for each in found.picks.values() if each is not None)
             found = found.with_availability({offer: each.answer for offer, each in stock_of(rented).items()})

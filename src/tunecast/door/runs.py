@@ -13,6 +13,7 @@ from tunecast.errors import NotResolved, UsageError
 from tunecast.job.knob import shown as shown_value
 from tunecast.learn.record import MeasuredRun, run_from
 from tunecast.learn.runs_store.exchange import ImportedRuns, import_runs, run_lines
+from tunecast.learn.runs_store.place import RUNNING, data_folder
 from tunecast.learn.runs_store.rows import RunFilters, RunSummary, filters_from, moment_of, now_text, summary
 from tunecast.learn.runs_store.store import SHORTEST_ID, RunStore, open_store
 from tunecast.learn.shipped import shipped_records
@@ -107,12 +108,24 @@ def runs(
 ) -> StoredRuns:
     """The measured runs of the store (TUNECAST_STORE), the newest first. `since`: a day, or 30d for as long ago."""
     asked = filters_from(gpu, model, method, state, since, now_text())
+    if _are_left_behind():
+        from tunecast.door.recorded import take_left_behind  # it loads what reads journals
+
+        take_left_behind()
     with _store_after_delivery() as store:
         listed = tuple(store.summaries(limit, asked))
         return StoredRuns(
             listed, store.counts(asked), _spread(store, "memory_ratio", asked), _spread(store, "time_ratio", asked),
             store.place.shown, store.waiting(),
         )  # fmt: skip
+
+
+def _are_left_behind() -> bool:
+    """Whether there are journals of runs that go on, or that were killed."""
+    try:
+        return bool(os.listdir(data_folder(os.environ) / RUNNING))
+    except OSError:
+        return False
 
 
 def plotted_runs(asked: RunFilters) -> list[dict[str, Any]]:

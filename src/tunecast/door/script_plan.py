@@ -18,8 +18,8 @@ from tunecast.planning.plan import Question
 from tunecast.planning.script_plan import MOST_TRACES, ScriptRuns, script_plan_of
 from tunecast.prediction.prediction import Prediction
 
-OF_JOBS = ("keep", "allow", "nodes_up_to")
-"""Options that say which settings of a job a plan may choose."""
+OF_JOBS = ("keep", "allow", "nodes_up_to", "no_calibration")
+"""Options of jobs alone: which of their settings a plan may choose, and what corrects their steps."""
 Tell = Callable[[str], None]
 
 

@@ -23,10 +23,10 @@ from tunecast.hardware.catalog import gpu as gpu_named
 from tunecast.job.readers.bounds import bounded_text
 from tunecast.learn.inside.merge import RUN
 from tunecast.learn.journal import record_of
-from tunecast.learn.runs_store.place import data_folder
+from tunecast.learn.runs_store.place import RUNNING, data_folder
 from tunecast.learn.runs_store.store import open_store
 
-RUNNING, KEY, TAKEN = "running", "host_key", "taken"
+KEY, TAKEN = "host_key", "taken"
 MACHINE = ("/etc/machine-id", "/var/lib/dbus/machine-id")
 MOST_BYTES = 1 << 16
 

@@ -107,10 +107,27 @@ def cards_with_runs(environ: Mapping[str, str] = os.environ) -> list[str]:
     if not has_store(environ):
         return []
     with open_store(environ) as store:
-        return sorted({run.gpu for run in store.summaries(MOST_SUMMARIES) if run.gpu is not None})
+        return store.cards()
 
 
-MOST_SUMMARIES = 100_000
+def learned_elsewhere(environ: Mapping[str, str] = os.environ) -> tuple[dict[str, Learned], str]:
+    """By card, what holds of runs on other machines too; and why it does not, where they cannot be read."""
+    if not has_runs(environ):
+        return {}, ""
+    from tunecast.prediction.lessons import correction
+
+    made = {}
+    try:
+        cards = cards_with_runs(environ)
+    except TunecastError as error:
+        return {}, error.message
+    for card in cards:
+        found = learned_of(card, environ)
+        if found is not None and found.problem:
+            return {}, found.problem
+        if found is not None and found.runs:
+            made[card] = correction.learned_elsewhere(found)
+    return made, ""
 
 
 def resets(environ: Mapping[str, str] = os.environ) -> list[Reset]:

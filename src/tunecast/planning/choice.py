@@ -19,6 +19,9 @@ from tunecast.records import NamedTuple, dataclass, field, replace
 from tunecast.result import Result
 from tunecast.units import KILO
 
+if TYPE_CHECKING:
+    from tunecast.prediction.lessons.correction import Correction
+
 NOT_KNOWN = "not known"
 PICKS = ("cheapest", "fastest", "balanced", "deadline")
 SETTINGS = (
@@ -139,6 +142,8 @@ class Choice(Result):
     """What was measured of this card and stack, in words."""
     validated: bool = True
     """Whether runs on this card, with this kind of stack, were measured."""
+    learned: Correction | None = None
+    """What the user's own runs on this card changed of its steps; None where they say nothing of such."""
     runs: int = 1
     """Variants of the job that run one after another."""
     script_epochs: float | None = None

@@ -11,7 +11,7 @@ what its kernels look at (`_look`), so cards alike share one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tunecast.errors import NotResolved, TunecastError, Unsupported
@@ -64,6 +64,7 @@ from tunecast.units import MIB
 
 if TYPE_CHECKING:
     from tunecast.prediction.data.own_batches import OwnRun
+    from tunecast.prediction.lessons.correction import Correction, Learned
 
 Answer = TypeVar("Answer")
 CANONICAL = "h200-sxm-141gb"
@@ -105,6 +106,8 @@ class Timed(NamedTuple):
     weights_bytes: int
     """Of the result on disk; 0 where it is not known."""
     checkpoint_bytes: int
+    learned: Correction | None = None
+    """What the user's own runs changed of its steps; None where they say nothing of such."""
 
 
 BRIEFLY = 0.01
@@ -132,8 +135,9 @@ class Held(NamedTuple):
 
 
 class Estimator:
-    def __init__(self, space: Space, model: ModelConfig) -> None:
-        self.space, self.model, self.config = space, model, model.raw
+    def __init__(self, space: Space, model: ModelConfig, learned: Mapping[str, Learned] | None = None) -> None:
+        """`learned`: by card, of the user's own runs."""
+        self.space, self.model, self.config, self.learned = space, model, model.raw, learned or {}
         self.lengths = sample_lengths(space.job.data)
         self.bounds_time = has_time_floor(space.job)
         self._answers: dict[str, dict[Hashable, Any]] = {}
@@ -248,6 +252,14 @@ class Estimator:
         first_s = busy_s + copied.step_s + generation.busy_s(gpu, like), launched_s + generation.launched_s(like)
         return max(first_s), max(busy_s + copied.later_s, launched_s)
 
+    def least_ratio(self, gpu: str) -> float:
+        """Of a step corrected by the user's own runs over the predicted one, at least: floors are of the latter."""
+        if gpu not in self.learned:
+            return 1.0
+        from tunecast.prediction.lessons.correction import least_ratio
+
+        return self._once("least ratio", gpu, lambda: least_ratio(self.learned[gpu], gpu))
+
     def least_bytes(self, rig: Rig, setting: Setting) -> int:
         """What the fullest card holds at least, by the run of one micro-batch alone on one card.
 
@@ -337,7 +349,8 @@ class Estimator:
         outside = self.outside(technique, spread._replace(layers=1), (rig.gpus, rig.nodes))
         job = self.space.job_of(rig, setting)
         epoch = self.epoch(job, ranks_on(job, rig, spread))
-        clock = RunClock(job, self.model, rig.gpu, self.lengths, epoch)
+        learned = self.learned.get(rig.gpu_name)
+        clock = RunClock(job, self.model, rig.gpu, self.lengths, epoch, learned=learned)
 
         def step_times() -> StepTimes:
             runs = clock.runs()
@@ -349,7 +362,8 @@ class Estimator:
         mean, whole = clock.run_time(steps, evaluation_s, outside)
         assert whole is not None
         disk = None if outside is None else outside.disk
-        return Timed(mean.step_s, whole, disk.weights_bytes if disk else 0, disk.checkpoint_bytes if disk else 0)
+        weights_bytes, checkpoint_bytes = (disk.weights_bytes, disk.checkpoint_bytes) if disk else (0, 0)
+        return Timed(mean.step_s, whole, weights_bytes, checkpoint_bytes, steps.correction)
 
     def with_processes(self, timed: Timed, processes: int) -> Timed:
         """The same where so many processes prepare the data."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import date
+from typing import TYPE_CHECKING
 
 from tunecast.job.further import models_of
 from tunecast.job.job import Job
@@ -47,9 +48,12 @@ from tunecast.planning.space import Freedom, Rig, Space, space_of
 from tunecast.prediction.culprit import require_architecture
 from tunecast.prediction.engines import analytic
 from tunecast.prediction.evidence import Evidence, evidence_for, evidence_of
-from tunecast.records import dataclass, replace
+from tunecast.records import dataclass, field, replace
 from tunecast.tape.build.fill_in import fill_in_of
 from tunecast.units import GIB, HOUR_S
+
+if TYPE_CHECKING:
+    from tunecast.prediction.lessons.correction import Learned
 
 ASSUMED_TOKENS = 10_000_000
 """Of a job that does not say how much there is to train on: enough that starting up is a small part of it."""
@@ -70,6 +74,10 @@ class Question:
     """Whether it runs every week: what a year of it costs is then said."""
     validated: bool = False
     """Whether only what measured runs stand behind may be picked."""
+    learned: Mapping[str, Learned] = field(default_factory=dict)
+    """By card, what the user's own runs say of steps on machines elsewhere."""
+    unlearned: str = ""
+    """Why nothing was learned, where there are runs that cannot be read."""
 
 
 def plan_of(
@@ -144,6 +152,7 @@ class PlanMaker(ABC):
             rough=bill.rough,
             evidence=evidence.words,
             validated=evidence.validated,
+            learned=timed.learned,
             runs=self.biller.said.runs,
         )
 
@@ -296,7 +305,7 @@ class JobPlanner(PlanMaker):
         super().__init__(job, offers, question)
         self.model, self.progress, self.bounds, self.found = model, progress, bounds, found
         self.space = self.alone = self._space(several=False)
-        self.estimator = Estimator(self.space, model)
+        self.estimator = Estimator(self.space, model, question.learned)
 
     def _space(self, *, several: bool) -> Space:
         freedom = self.question.freedom
@@ -374,7 +383,8 @@ class JobPlanner(PlanMaker):
 
     def with_prediction(self, choice: Choice) -> Choice:
         assert choice.job is not None
-        return replace(choice, prediction=analytic(choice.job))
+        learned = self.question.learned.get(choice.fleet.gpu.name)
+        return replace(choice, prediction=analytic(choice.job, learned=learned))
 
     def refusals(self, outcome: Outcome) -> tuple[Refusal, ...]:
         return refusals(self.space, outcome, self.main)
@@ -383,7 +393,9 @@ class JobPlanner(PlanMaker):
         return ruled_out(self.space, outcome, refused, self.main)
 
     def assumptions(self, picks: Mapping[str, Choice | None], several: bool) -> list[str]:
-        return _assumptions(self.space, picks, several)
+        unread = self.question.unlearned
+        told = [f"nothing is learned from your runs: {unread}"] if unread else []
+        return [*told, *_assumptions(self.space, picks, several)]
 
     @property
     def warnings(self) -> tuple[str, ...]:

@@ -273,6 +273,8 @@ class Search:
         """Whether checkpointing cannot pay, by what is known of the run without it."""
         if self._memory.get((rig, without)):
             return True
+        if rig.gpu_name in self.estimator.learned:  # see `_is_needless`
+            return False
         known = self._points.get((rig, without))
         return known is not None and self._are_cut(rig, known)
 
@@ -287,6 +289,7 @@ class Search:
         sent, more = estimator.sent(technique, rig, spread), split.grad_accum - 1
         step_s = max(first_s + more * later_s, split.grad_accum * sent.micro_batch_s + sent.step_s)
         step_s += estimator.end_s(rig, technique, spread.data) + sent.end_s
+        step_s *= estimator.least_ratio(rig.gpu_name)
         steps_s = frame.steps * frame.last * step_s * self.biller.said.runs
         floors = []
         for price, way in zip(self._prices(rig, frame.weights_bytes), self._ways(rig, setting), strict=True):
@@ -398,9 +401,14 @@ class Search:
 
     def _is_needless(self, rig: Rig, setting: Setting) -> bool:
         """Summing gradients after every micro-batch sends and copies more, for memory that is not needed where the same
-        fits without."""
+        fits without. Neither is checkpointing; but of a card whose steps are corrected by runs, those with it may seem
+        shorter, since what waits for the host is corrected apart from what waits for the card. So there it is left out
+        by what fits, never by its time."""
         without = self.space.without_sync(rig, setting)
-        return without is not None and self._fits_surely(rig, without)
+        if without is not None and self._fits_surely(rig, without):
+            return True
+        plain = self._without_checkpointing(setting) if rig.gpu_name in self.estimator.learned else None
+        return plain is not None and self._fits_surely(rig, plain)
 
     def _fits_surely(self, rig: Rig, setting: Setting) -> bool:
         known = self._memory.get((rig, setting))

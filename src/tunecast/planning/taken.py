@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
 from tunecast.advise.unstated import Spent, Taken, effects, taken, worth_telling
 from tunecast.job.job import Job
 from tunecast.planning.bill import Biller, Terms
@@ -11,6 +14,9 @@ from tunecast.prediction.engines import analytic
 from tunecast.prediction.prediction import Prediction
 from tunecast.records import replace
 from tunecast.tape.build.sharding.scheme import rows_per_step
+
+if TYPE_CHECKING:
+    from tunecast.prediction.lessons.correction import Learned
 
 CHOSEN = frozenset({"hardware.gpu", "micro_batch", "gradient_checkpointing"})
 """What a plan chooses itself."""
@@ -29,12 +35,14 @@ def _batch(plan: Plan, job: Job) -> tuple[Taken, ...]:
     return (Taken(BATCH, rows, "transformers' default", {"grad_accum": LARGER * job.grad_accum}),)
 
 
-def with_taken(plan: Plan, terms: Terms) -> Plan:
-    """The plan with what its job leaves open, each tried with another value on the best choice's own machine."""
+def with_taken(plan: Plan, terms: Terms, learned: Mapping[str, Learned] | None = None) -> Plan:
+    """The plan with what its job leaves open, each tried with another value on the best choice's own machine.
+    `learned`: by card, what the plan was made with."""
     best = plan.best
     if best is None or best.job is None:
         return plan
-    done = analytic(best.job)
+    runs = (learned or {}).get(best.fleet.gpu.name)
+    done = analytic(best.job, learned=runs)
     every_other = taken(best.job, done.model.model_type)
     others = (each for each in every_other if each.field not in CHOSEN and each.field not in best.changes)
     every = (*_batch(plan, best.job), *others)
@@ -47,5 +55,5 @@ def with_taken(plan: Plan, terms: Terms) -> Plan:
         bill = biller.bill(timed, machine.offer, machine.nodes)
         return Spent(bill.total_s, bill.cost.total_usd)
 
-    found = effects(done, every, lambda job: analytic(job), spent)
+    found = effects(done, every, lambda job: analytic(job, learned=runs), spent)
     return replace(plan, taken=every, effects=tuple(worth_telling(found, done)))

@@ -40,6 +40,10 @@ class StorePlace:
         return tuple(sorted({self.url, *_passwords(self.url)} - {""}, key=len, reverse=True))
 
 
+RUNNING = "running"
+"""Folder of journals of runs that go on, in the data folder; one whose process is gone was killed."""
+
+
 def data_folder(environ: Mapping[str, str]) -> Path:
     home = environ.get("XDG_DATA_HOME") or environ.get("LOCALAPPDATA") or os.path.expanduser("~/.local/share")
     return Path(home) / "tunecast"

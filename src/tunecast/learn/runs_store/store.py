@@ -103,6 +103,11 @@ class RunStore:
         statement = f"SELECT state, COUNT(*) FROM tunecast_runs{where} GROUP BY state ORDER BY COUNT(*) DESC, state"
         return dict(self._ask(lambda session: session.execute(statement, values)))
 
+    def cards(self) -> list[str]:
+        """Those that runs are of, by name."""
+        statement = "SELECT DISTINCT gpu FROM tunecast_runs WHERE gpu IS NOT NULL ORDER BY gpu"
+        return [card for (card,) in self._ask(lambda session: session.execute(statement))]
+
     def ratios(self, name: str, filters: RunFilters, parts: Sequence[float]) -> tuple[int, list[float]]:
         """Of `memory_ratio` or `time_ratio`: how many runs have one, and its quantiles. Of all runs by the ratio's own
         index; of some by theirs, which is quicker than to look up each run in the order of the ratio."""

@@ -119,6 +119,8 @@ class Learned:
     """By card: seconds from a program's start to its model's loading."""
     problem: str = ""
     """Why nothing could be learned, where the runs could not be read."""
+    elsewhere: bool = False
+    """Whether it is asked of other machines than those of the runs, whose hosts then say nothing."""
 
 
 class Correction(NamedTuple):
@@ -148,6 +150,24 @@ class Correction(NamedTuple):
 NONE = Correction()
 
 
+def learned_elsewhere(learned: Learned) -> Learned:
+    """What holds on a rented machine too: steps, by card, stack and model. What a program's start takes and what a
+    process holds beside PyTorch are of the runs' own hosts and drivers."""
+    return replace(learned, contexts={}, starts={}, elsewhere=True)
+
+
+def least_ratio(learned: Learned | None, card: str) -> float:
+    """What no correction of a step elsewhere on the card is below: 1, or where a run was faster than predicted, the
+    fastest of them. Floors of time are lowered by it, so that they stay floors of corrected steps."""
+    return exp(_ends(() if learned is None else [run for run in learned.runs if run.card == card])[0])
+
+
+def _ends(runs: Sequence[Observed]) -> tuple[float, float]:
+    """Of all that runs and the shipped prediction say, in logarithms."""
+    ratios = [0.0, *(run.log_ratio for run in runs)]
+    return min(ratios), max(ratios)
+
+
 def stack_key(kind: StepKind) -> str:
     return f"{kind.family}, {kind.precision}, {kind.cards}"
 
@@ -162,14 +182,22 @@ def correction_of(learned: Learned, step: StepTime, job: Job, gpu_name: str) -> 
 def correction(learned: Learned, kind: StepKind, model: str, spread: float) -> Correction:
     """Of a step of that kind and model, whose shipped range has that spread."""
     runs = tuple(run for run in learned.runs if run.card == kind.card and run.waits == kind.waits)
-    return posterior(runs, stack_key(kind), model, spread) if runs and spread > 0 else NONE
+    if not runs or spread <= 0:
+        return NONE
+    found = posterior(runs, stack_key(kind), model, spread, elsewhere=learned.elsewhere)
+    if not learned.elsewhere:
+        return found
+    # Of crossed effects some without the others can sum to more than any run showed; a search needs an end.
+    low, high = _ends(runs)
+    return found._replace(log_ratio=min(high, max(low, found.log_ratio)))
 
 
 @lru_cache(maxsize=1000)
 def posterior(
-    runs: tuple[Observed, ...], stack: str, model: str, spread: float, prior: Prior | None = None
-) -> Correction:
-    """`prior` None: the shipped one of what the runs' steps wait for."""
+    runs: tuple[Observed, ...], stack: str, model: str, spread: float, prior: Prior | None = None, *,
+    elsewhere: bool = False,
+) -> Correction:  # fmt: skip
+    """`prior` None: the shipped one of what the runs' steps wait for. `elsewhere`: on a host nobody measured."""
     prior = PRIORS[runs[0].waits] if prior is None else prior
     square = spread * spread
     own = max(within_variance(runs, prior.within * square, prior.freedom), TINY)
@@ -177,7 +205,8 @@ def posterior(
     place = {effect: index for index, effect in enumerate(effects)}
     variances = [max(getattr(prior, level) * square, TINY) for level, *_ in effects]
     hosts = {run.host for run in runs}
-    asked = {("card",), ("stack", stack), ("model", stack, model)} | ({("host", *hosts)} if len(hosts) == 1 else set())
+    own_host = {("host", *hosts)} if len(hosts) == 1 and not elsewhere else set()
+    asked = {("card",), ("stack", stack), ("model", stack, model)} | own_host
     known = [place[effect] for effect in sorted(asked) if effect in place]
     ordered = sorted((run.log_ratio, [place[effect] for effect in _effects(run)]) for run in runs)
     weights = [1.0] * len(ordered)

@@ -154,7 +154,8 @@ class RunClock:
         if not any(each.runs for each in found.values()):
             return times
         made = {length: corrected(time, found[length]) for length, time in by_length.items()}
-        return StepTimes(made, times.planned_width, found[max(made)])
+        longest = found[max(made)]
+        return StepTimes(made, times.planned_width, longest if longest.runs else None)
 
     def evaluation_s(self) -> float | None:
         """Every batch once, all as long as they are on average.

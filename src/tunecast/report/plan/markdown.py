@@ -60,8 +60,9 @@ def _settings(chosen: Sequence[Pick]) -> str:
         changed, why = words.changes(pick.choice), pick.choice.why
         settings = f"set {', '.join(map(code, changed))}" if changed else "the job's settings as they are"
         reason = f". {plain(why[0].upper() + why[1:])}" if why else ""
+        learned = "" if pick.choice.learned is None else f". {pick.choice.learned.words}"
         risk = "".join(f" **Risk:** {plain(doubt)}." for doubt in words.doubts(pick.choice))
-        lines.append(f"- **{pick.title}**: {settings}{reason}.{risk}")
+        lines.append(f"- **{pick.title}**: {settings}{reason}{learned}.{risk}")
     return "\n".join(lines)
 
 

@@ -96,6 +96,7 @@ def _pick(plan: Plan, pick: Pick) -> Markup:
         tag("small", f"{room.used}, {room.left}"),
         settings,
         tag("p", choice.why, class_="muted") if choice.why else Markup(),
+        Markup() if choice.learned is None else tag("p", choice.learned.words, class_="muted"),
         *(tag("p", tag("span", "risk", class_="pill warn"), f" {doubt}") for doubt in words.doubts(choice)),
         class_="panel pick",
     )

@@ -147,6 +147,7 @@ def _settings(choice: Choice, money: Money, terminal: Terminal, how: How, why: b
     sentences += [choice.why] if why else []
     sentences += [notes.interruptions(choice, money)] if choice.fleet.offer.kind == SPOT else []
     sentences += [choice.evidence] if choice.validated and why else []
+    sentences += [choice.learned.words] if choice.learned is not None else []
     if how.details:
         start = launcher(choice)
         sentences += [start and f"run {start}", ", ".join(arguments(choice))]
