@@ -279,8 +279,8 @@ tape/build/job_runs.py): it fills its room, forgets and builds again to the end.
 
 
 def lane_memory(requests: int) -> dict[str, Any]:
-    """One lane without its server: started, asked and cleaned up as `workers/nursery.py` does, with predictions of small
-    models. Memory of the process each thousand."""
+    """One lane without its server: started, asked and cleaned up as `workers/nursery.py` does, with predictions of
+    small models. Memory of the process each 500."""
     words = [sys.executable, __file__, "--as-lane", "--requests", str(requests)]
     child = subprocess.run(
         words, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(ROOT / "src")}, check=True
@@ -312,7 +312,7 @@ def be_lane(requests: int) -> dict[str, Any]:
         body = json.dumps({"job": job, "model_config": config}).encode()
         json.dumps(questions.answer("predict", body, asker))
         nursery.collect(number)
-        if number % max(1, requests // 10) == 0:
+        if number % min(500, max(1, requests // 10)) == 0:
             pages = int(Path("/proc/self/statm").read_text().split()[1])
             told.append(round(pages * os.sysconf("SC_PAGE_SIZE") / 2**20))
             print(f"{number:,} requests, {told[-1]} MiB", file=sys.stderr, flush=True)

@@ -76,8 +76,8 @@ class Builder:
     """
 
     def __init__(self, *, symbolic: bool = True, most_rows: int = 4_000_000, most_kept: int = 1000) -> None:
-        """Structures are kept up to `most_rows` rows in all, at some 75 bytes each in large ones and 140 in small, and up
-        to `most_kept`, refusals included: a key may have several."""
+        """Structures are kept up to `most_rows` rows in all, at some 75 bytes each in large ones and 140 in small, and
+        up to `most_kept`, refusals included: a key may have several."""
         self.symbolic, self._most_rows, self._most_kept = symbolic, most_rows, most_kept
         self._entries: dict[StructureKey, _StructuresOfKey] = {}
         """By age: what was needed last is the last."""

@@ -16,8 +16,8 @@ from tunecast.web.api.job_schema import job_schema
 from tunecast.web.api.schema import Schema, body, text
 
 Work = Literal["lane", "once", "stream", "upload", "store", "follow"]
-"""By a lane, in a moment; by a process of its own; the same, with events on the way; the same, bounded more tightly; by a
-thread of the server, as workers do not see the store; the same, again and again."""
+"""By a lane, in a moment; by a process of its own; the same, with events on the way; the same, bounded more tightly;
+by a thread of the server, as workers do not see the store; the same, again and again."""
 USUAL_RUNS, MOST_RUNS = 500, 5000
 """Of a list, where the request does not say how many, and at most."""
 MOST_BODY_BYTES = 1 * MIB
@@ -188,8 +188,8 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     Endpoint(
         "/api/runs",
         "runs",
-        "measured runs, the newest first: what `tunecast runs --json` prints, with those that go on before all others and "
-        "`line`, the last that compared such a run with its prediction",
+        "measured runs, the newest first: what `tunecast runs --json` prints, with those that go on before all others "
+        "and `line`, the last that compared such a run with its prediction",
         "store",
         body(
             {
@@ -206,8 +206,8 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     Endpoint(
         "/api/runs/live",
         "live",
-        "runs of this machine that go on: a server-sent event `runs` with all of them, as /api/runs has them, at once and "
-        "whenever one has changed, until the client goes",
+        "runs of this machine that go on: a server-sent event `runs` with all of them, as /api/runs has them, at once "
+        "and whenever one has changed, until the client goes",
         "follow",
         body({}),
         method="GET",

@@ -1,6 +1,6 @@
 """The application: every request is looked at before anything is done, and every answer has the same headers.
 
-uvicorn ──► Guard (who asks, how often) ──► Starlette's routes ──► a lane, a process of its own, the store, or a static file
+uvicorn ──► Guard (who asks, how often) ──► Starlette's routes ──► a lane, a process of its own, the store, a file
 """
 
 from __future__ import annotations
