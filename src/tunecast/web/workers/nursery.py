@@ -45,8 +45,8 @@ GARBAGE_OBJECTS = 100_000
 """As of the command line (cli/main.py)."""
 COLLECT_EVERY = 16
 """Answers of a lane between two whole collections of garbage. By the thresholds above the oldest generation is never
-looked at, and what an answer leaves there in cycles (tapes know their operations and these them) stays: 400 mixed
-answers had grown a lane from 329 to 433 MiB and more. A collection takes some 60 ms, after the answer is sent."""
+looked at, and what answers leave there in cycles stays: 400 mixed ones had grown a process from 329 to 445 MiB, and a
+collection then found 263,000 objects in 0.5 s. It comes after the answer is sent."""
 SMALL = {"model": "llama-3.2-1b", "method": "lora", "hardware": {"gpu": "rtx-4090"}, "data": {"samples": 1000}}
 """Predicted before anybody asks: what is loaded when it is first needed is then there."""
 
