@@ -3,6 +3,7 @@ away, and its memory over many requests.
 
     python benchmarks/serve_load.py                   all, into benchmarks/results/serve_load.json (some 10 minutes)
     python benchmarks/serve_load.py --only memory     one part; the others stay as they are in the result
+    python benchmarks/serve_load.py --only lane       what one lane holds over as many predictions of small models
 
 It starts a server of its own. Needs starlette, uvicorn and httpx. Beside latencies stands the CPU time that the
 server's processes spent on a request: what the latency is on a machine that does nothing else.
@@ -265,7 +266,65 @@ async def memory(client: httpx.AsyncClient, server: Server, requests: int) -> di
     }
 
 
-PARTS = ("moves", "beside_plans", "at_once", "leaving", "memory")
+SMALL: dict[str, Any] = {
+    "model_type": "llama", "hidden_size": 256, "num_hidden_layers": 1, "num_attention_heads": 8, "vocab_size": 1000,
+    "num_key_value_heads": 4, "intermediate_size": 512, "torch_dtype": "bfloat16",
+}  # fmt: skip
+SHORT: dict[str, Any] = {
+    "method": "lora", "micro_batch": 1, "grad_accum": 1, "hardware": {"gpu": "rtx-4090"}, "data": {"samples": 100}
+}  # fmt: skip
+MODELS_OF_LANE = 550
+"""Predictions that take little, of more models than a lane keeps structures of (two of each, 1,000 in all:
+tape/build/job_runs.py): it fills its room, forgets and builds again to the end."""
+
+
+def lane_memory(requests: int) -> dict[str, Any]:
+    """One lane without its server: started, asked and cleaned up as `workers/nursery.py` does, with predictions of
+    small models. Memory of the process each 500."""
+    words = [sys.executable, __file__, "--as-lane", "--requests", str(requests)]
+    child = subprocess.run(
+        words, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(ROOT / "src")}, check=True
+    )
+    found: dict[str, Any] = json.loads(child.stdout)
+    return found
+
+
+def be_lane(requests: int) -> dict[str, Any]:
+    import gc
+
+    from tunecast.web.asking import questions
+    from tunecast.web.asking.jobs import Asker
+    from tunecast.web.workers import nursery
+
+    asker, draw, told = Asker(False), random.Random(17), []
+    gc.set_threshold(nursery.GARBAGE_OBJECTS, 20)
+    nursery.load(asker)
+    gc.collect()
+    gc.freeze()
+    models = [
+        {**SMALL, "hidden_size": 64 * draw.randrange(2, 16), "intermediate_size": 8 * number}
+        for number in range(16, 16 + MODELS_OF_LANE)
+    ]
+    for number in range(1, requests + 1):
+        config = draw.choice(models)
+        job = {**SHORT, "model": "small", "seq_len": draw.randrange(64, 2048), "id": number}
+        job["lora"] = {"rank": draw.choice(SLIDERS["lora.rank"])}
+        body = json.dumps({"job": job, "model_config": config}).encode()
+        json.dumps(questions.answer("predict", body, asker))
+        nursery.collect(number)
+        if number % min(500, max(1, requests // 10)) == 0:
+            pages = int(Path("/proc/self/statm").read_text().split()[1])
+            told.append(round(pages * os.sysconf("SC_PAGE_SIZE") / 2**20))
+            print(f"{number:,} requests, {told[-1]} MiB", file=sys.stderr, flush=True)
+    return {
+        "requests": requests,
+        "memory_mib": told,
+        "growth_of_second_half_mib": told[-1] - told[len(told) // 2 - 1],
+        "cpu_ms_each": round(time.process_time() / requests * 1e3, 1),
+    }
+
+
+PARTS = ("moves", "beside_plans", "at_once", "leaving", "memory", "lane")
 
 
 async def measure(server: Server, counts: argparse.Namespace, parts: tuple[str, ...]) -> dict[str, Any]:
@@ -292,9 +351,19 @@ def main() -> None:
     parser.add_argument("--moves", type=int, default=200)
     parser.add_argument("--only", choices=PARTS)
     parser.add_argument("--out", default=str(OUT))
+    parser.add_argument("--as-lane", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    with Server() as server:
-        found = asyncio.run(measure(server, arguments, PARTS if arguments.only is None else (arguments.only,)))
+    if arguments.as_lane:
+        print(json.dumps(be_lane(arguments.requests)))
+        return
+    found = {}
+    parts = PARTS if arguments.only is None else (arguments.only,)
+    if "lane" in parts:
+        found["lane"] = {**lane_memory(arguments.requests), "load_average": round(os.getloadavg()[0], 1)}
+    parts = tuple(part for part in parts if part != "lane")
+    if parts:
+        with Server() as server:
+            found |= asyncio.run(measure(server, arguments, parts))
     git = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True)
     told = {
         **{"measured": date.today().isoformat(), "commit": git.stdout.strip()},

@@ -237,7 +237,7 @@ class Away:
         self.is_here = False
         inner = StorePlace("server", path)
 
-        def session_at(place: StorePlace) -> SqliteSession:
+        def session_at(place: StorePlace, *, read_only: bool = False) -> SqliteSession:
             if not self.is_here:
                 raise StoreAway(f"{place.shown} does not answer")
             return SqliteSession(inner)

@@ -13,9 +13,9 @@ from tunecast.errors import NotResolved, UsageError
 from tunecast.job.knob import shown as shown_value
 from tunecast.learn.record import MeasuredRun, run_from
 from tunecast.learn.runs_store.exchange import ImportedRuns, import_runs, run_lines
-from tunecast.learn.runs_store.place import RUNNING, data_folder
+from tunecast.learn.runs_store.place import RUNNING, data_folder, has_store
 from tunecast.learn.runs_store.rows import RunFilters, RunSummary, filters_from, moment_of, now_text, summary
-from tunecast.learn.runs_store.store import SHORTEST_ID, RunStore, open_store
+from tunecast.learn.runs_store.store import SHORTEST_ID, RunStore, open_store, read_store
 from tunecast.learn.shipped import shipped_records
 from tunecast.records import NamedTuple, dataclass
 from tunecast.report.runs.text import MOST_POINTS, RatioSpread, RunsShown
@@ -140,9 +140,11 @@ def run_of(id: str) -> MeasuredRun:
     if len(begin) < SHORTEST_ID or not set(begin) <= set("0123456789abcdef"):
         allowed = f"at least {SHORTEST_ID} hex digits of an id that `tunecast runs` lists"
         raise UsageError(f"ID: got {shown_value(id)}; allowed: {allowed}", field="id")
-    with open_store() as store:
-        ids = store.ids(begin[:32])
-        found = store.get(ids[0]) if len(ids) == 1 else None
+    ids, found = list[str](), None
+    if has_store():
+        with read_store() as store:
+            ids = store.ids(begin[:32])
+            found = store.get(ids[0]) if len(ids) == 1 else None
     if found is None:
         told = f"{len(ids)} or more runs begin so" if ids else "no run is called so"
         raise UsageError(f"ID: got {shown_value(id)}: {told}. `tunecast runs` lists them", field="id")

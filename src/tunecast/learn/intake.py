@@ -104,8 +104,7 @@ def take_killed(environ: Mapping[str, str] = os.environ) -> Iterator[dict[str, A
     except OSError:
         return
     for place in places:
-        process = place.name.partition("-")[0]
-        if not process.isdecimal() or os.path.exists(f"/proc/{process}") or _goes_on(place):
+        if not place.name.partition("-")[0].isdecimal() or goes_on(place):
             continue
         record = take(place, environ)
         shutil.rmtree(place, ignore_errors=True)
@@ -113,10 +112,11 @@ def take_killed(environ: Mapping[str, str] = os.environ) -> Iterator[dict[str, A
             yield record
 
 
-def _goes_on(place: Path) -> bool:
-    """Whether one of its ranks still runs, though what watched it does not."""
+def goes_on(place: Path) -> bool:
+    """Whether the process that its folder is called by still runs, or one of its ranks, though what watched them does
+    not."""
     ranks = [path.stem.rpartition("-")[2] for path in place.glob("rank-*.jsonl")]
-    return any(each.isdecimal() and os.path.exists(f"/proc/{each}") for each in ranks)
+    return any(each.isdecimal() and os.path.exists(f"/proc/{each}") for each in (place.name.partition("-")[0], *ranks))
 
 
 def take_launched(folder: Path, environ: Mapping[str, str] = os.environ, *, here: bool = True) -> list[dict[str, Any]]:

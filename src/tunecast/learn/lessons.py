@@ -86,12 +86,12 @@ def card_records(
     """The card's newest runs that count, oldest first."""
     from tunecast.learn.runs_store.place import has_store
     from tunecast.learn.runs_store.rows import RunFilters
-    from tunecast.learn.runs_store.store import open_store
+    from tunecast.learn.runs_store.store import read_store
 
     if not has_store(environ):
         return []
     start = max(since, *(each.before for each in resets(environ) if each.card in (None, card)), "")
-    with open_store(environ) as store:
+    with read_store(environ) as store:
         newest = store.summaries(NEWEST, RunFilters(gpu=card, since=start or None))
         if not newest:
             return []
@@ -102,11 +102,11 @@ def card_records(
 
 def cards_with_runs(environ: Mapping[str, str] = os.environ) -> list[str]:
     from tunecast.learn.runs_store.place import has_store
-    from tunecast.learn.runs_store.store import open_store
+    from tunecast.learn.runs_store.store import read_store
 
     if not has_store(environ):
         return []
-    with open_store(environ) as store:
+    with read_store(environ) as store:
         return store.cards()
 
 

@@ -25,7 +25,16 @@ from tunecast.prediction.memory.nccl import NcclBuffers, nccl_bytes
 from tunecast.prediction.memory.needs import Peak, least_beside, peak, smallest_capacity_bytes
 from tunecast.prediction.memory.pages import pages_bytes
 from tunecast.prediction.memory.ranges import Basis, device_was_measured, range_of
-from tunecast.prediction.memory.replay import AtPeak, LongReplays, Replay, Replays, ReplaySpread, one_of, rows_of
+from tunecast.prediction.memory.replay import (
+    AtPeak,
+    LongReplays,
+    Replay,
+    Replays,
+    ReplaySpread,
+    one_of,
+    replays_of,
+    rows_of,
+)
 from tunecast.prediction.memory.vllm import NONE as NO_VLLM
 from tunecast.prediction.memory.vllm import VllmShare, share_beside
 from tunecast.prediction.verdict import Room, Verdict, room_within
@@ -321,7 +330,7 @@ def on_card(
         kind = LongReplays if isinstance(script, Composed) else Replays
         runs: Replays = kind(script, settings, from_start=True)
     elif own is None:
-        runs = Replays(rows_of(tape), settings)
+        runs = replays_of(rows_of(tape), settings)
     else:
         runs, spread = one_of(own.orders, own.known, settings, capacity)
     if vllm.most_bytes > vllm.nbytes:  # it takes more when the model does not train

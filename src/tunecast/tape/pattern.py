@@ -103,6 +103,7 @@ class _Numbered:
                     section.phase, section.times, same.setdefault(places, places), same.setdefault(modules, modules)
                 )
             )
+        self._sizes.forget_shapes()
         self._plain = tuple(self._templates)
         self._computed = [
             (place, [(field, self._sizes.place(op[field])) for field in SIZED if _is_symbolic(op[field])])
@@ -152,7 +153,7 @@ class _Sizes:
         self.codes: dict[str, int] = {}
         self._symbolic = symbolic
         self._shapes: dict[int, Any] = {}
-        """By the tuple's `id`: the tape holds them."""
+        """By the tuple's `id`, while the tape that holds them is read: `forget_shapes`."""
         self._listed: dict[Any, Any] = {}
 
     def key(self, op: Op) -> Any:
@@ -168,6 +169,10 @@ class _Sizes:
         if found is None:
             found = self._shapes[id(shape)] = tuple([_named(size) for size in shape])
         return found
+
+    def forget_shapes(self) -> None:
+        """Once all are read: a quarter of what a structure held."""
+        self._shapes.clear()
 
     def place(self, value: Any) -> Any:
         """Of a number; of shapes, the numbers in them or what is ~ their places."""

@@ -233,7 +233,16 @@ await journey('runs are shown against their prediction', async () => {
   await page.route('**/api/runs', (route) => route.fulfill({ path: join(files, 'runs.json'), contentType: 'application/json' }))
   await page.reload()
   await page.locator('.chart svg').waitFor()
-  demand((await page.locator('tbody tr').count()) === 2, 'two runs')
+  demand((await page.getByRole('region', { name: 'All runs' }).locator('tbody tr').count()) === 2, 'two runs')
+  const calibration = { schema: 'tunecast.calibration-shown/1', resets: [], cards: [{ gpu: 'h200-sxm-141gb', runs: 2, left_out: [], context: null, start_s: null, groups: [{ waits_for: 'card', stack: 'transformers', model: 'llama-3.1-8b', hosts: [], runs: 2, ratio: 1.04, range: [1.01, 1.07], newest: '2026-11-17T00:12:00Z' }] }] }
+  await page.route('**/api/calibration', (route) => route.fulfill({ json: calibration }))
+  const [run] = JSON.parse(readFileSync(join(files, 'runs.json'), 'utf8'))
+  const live = { ...run, id: 'f'.repeat(32), state: 'running', memory_ratio: null, time_ratio: null, line: 'step 40: 16.0 s (predicted 15.4 s)' }
+  await page.route('**/api/runs/live', (route) => route.fulfill({ contentType: 'text/event-stream', body: `event: runs\ndata: ${JSON.stringify([live])}\n\n` }))
+  await page.reload()
+  await page.getByText(live.line).waitFor()
+  demand((await page.getByRole('region', { name: 'All runs' }).locator('tbody tr').count()) === 3, 'the live one too')
+  demand((await page.getByRole('region', { name: 'What calibration changed' }).getByText('+4.0 %').count()) === 1, 'what was learned')
   await clean(page, 'runs')
   await picture(page, 'runs')
   return [page]

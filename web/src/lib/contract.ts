@@ -188,15 +188,32 @@ export interface Trace {
 }
 
 /** `tunecast.run/1`. */
+/** A row of `tunecast runs --json`; `line` of one that goes on, as `tunecast watch` says it. */
 export interface Run {
   id: string
-  state: 'running' | 'done' | 'failed' | 'oom' | 'killed' | 'stopped'
   began: string
-  ended: string | null
-  job: { model: string | null; method: string } | null
-  hardware: { gpu: string | null; device: string; gpus: number; nodes: number }
-  memory: { device_bytes: number | null } | null
-  time: { steps: number | null; step_s: number | null; total_s: number | null } | null
-  predicted: { device_bytes: number | null; device_range_bytes: Range | null; step_s: number | null; low_s: number | null; high_s: number | null } | null
-  note: string | null
+  state: 'running' | 'done' | 'failed' | 'oom' | 'killed' | 'stopped'
+  gpu: string | null
+  gpus: number | null
+  nodes: number | null
+  model: string | null
+  method: string | null
+  memory_bytes: number | null
+  predicted_memory_bytes: number | null
+  step_s: number | null
+  predicted_step_s: number | null
+  memory_ratio: number | null
+  time_ratio: number | null
+  line: string | null
+}
+
+/** `tunecast.calibration-shown/1`. */
+export interface Calibration {
+  cards: {
+    gpu: string
+    runs: number
+    groups: { waits_for: string; stack: string; model: string; runs: number; ratio: number; range: Range; newest: string }[]
+    left_out: { id: string; reason: string }[]
+  }[]
+  resets: { card: string | null; before: string }[]
 }

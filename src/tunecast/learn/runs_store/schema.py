@@ -74,6 +74,15 @@ def migrate(session: Session, shown: str, steps: Sequence[Sequence[str]] = STEPS
         session.execute("INSERT INTO tunecast_schema (version) VALUES (?)", [max(done, len(steps))])
 
 
+def require_tables(session: Session, shown: str) -> None:
+    """Raises `NotResolved` where the store is not of this tunecast's schema: who only reads does not change it."""
+    version = _version(session)
+    if version is None or version < len(STEPS):
+        raise TableMissing(f"{shown} has no runs, or those of an older tunecast. To fix: tunecast runs, once")
+    if version > len(STEPS):
+        raise NotResolved(f"{shown} was written by a newer tunecast. To fix: update tunecast")
+
+
 def _version(session: Session) -> int | None:
     try:
         rows = session.execute("SELECT version FROM tunecast_schema")

@@ -46,26 +46,34 @@ class Session(Protocol):
     def close(self) -> None: ...
 
 
-def session_at(place: StorePlace) -> Session:
-    return PostgresSession(place) if place.path is None else SqliteSession(place)
+def session_at(place: StorePlace, *, read_only: bool = False) -> Session:
+    """`read_only`: nothing is made or changed, and what is not there is an error."""
+    made = PostgresSession if place.path is None else SqliteSession
+    return made(place, read_only=read_only)
 
 
 class SqliteSession:
     dialect = "sqlite"
 
-    def __init__(self, place: StorePlace) -> None:
+    def __init__(self, place: StorePlace, *, read_only: bool = False) -> None:
         import sqlite3
 
         assert place.path is not None
         self._place, self._sqlite = place, sqlite3
-        try:
-            place.path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise NotResolved(f"{place.path.parent} could not be made: {error.strerror}") from None
+        if not read_only:
+            try:
+                place.path.parent.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise NotResolved(f"{place.path.parent} could not be made: {error.strerror}") from None
+        # Not mode=ro: who may not write leaves a log behind (sqlite.org/wal.html#readonly). mode=rw makes no file.
+        name = f"{place.path.absolute().as_uri()}?mode=rw" if read_only else place.path
         with self._told():
-            self._connection = sqlite3.connect(place.path, timeout=BUSY_S, isolation_level=None)
+            self._connection = sqlite3.connect(name, timeout=BUSY_S, isolation_level=None, uri=read_only)
         try:
-            self._begin()
+            if read_only:
+                self.execute("PRAGMA query_only=ON")
+            else:
+                self._begin()
         except BaseException:
             self._connection.close()
             raise
@@ -144,7 +152,7 @@ class SqliteSession:
 class PostgresSession:
     dialect = "postgresql"
 
-    def __init__(self, place: StorePlace) -> None:
+    def __init__(self, place: StorePlace, *, read_only: bool = False) -> None:
         self._place = place
         try:
             import psycopg
@@ -163,6 +171,8 @@ class PostgresSession:
         except psycopg.Error as error:
             raise StoreAway(f"{place.shown} does not answer: {self._reason(error)}") from None
         self.execute("SELECT set_config('statement_timeout', ?, false)", [str(STATEMENT_MS)])
+        if read_only:
+            self.execute("SELECT set_config('default_transaction_read_only', 'on', false)")
         self.execute(
             "SELECT set_config('synchronous_commit', 'on', false) "
             "WHERE current_setting('synchronous_commit') IN ('off', 'local')"

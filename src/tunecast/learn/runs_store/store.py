@@ -18,7 +18,7 @@ from tunecast.learn.record import MeasuredRun, run_from
 from tunecast.learn.runs_store import spool
 from tunecast.learn.runs_store.place import StorePlace, store_place
 from tunecast.learn.runs_store.rows import RunFilters, RunSummary, row, summary_from
-from tunecast.learn.runs_store.schema import COLUMNS, migrate
+from tunecast.learn.runs_store.schema import COLUMNS, migrate, require_tables
 from tunecast.learn.runs_store.session import Session, StoreAway, session_at
 
 T = TypeVar("T")
@@ -44,11 +44,16 @@ def open_store(environ: Mapping[str, str] = os.environ) -> RunStore:
     return RunStore(store_place(environ))
 
 
+def read_store(environ: Mapping[str, str] = os.environ) -> RunStore:
+    """The same, to read alone: it is neither made nor changed. Where there is none, asking it raises."""
+    return RunStore(store_place(environ), read_only=True)
+
+
 class RunStore:
     """Of one place. It connects when it is first asked, and again after a server was lost."""
 
-    def __init__(self, place: StorePlace) -> None:
-        self.place = place
+    def __init__(self, place: StorePlace, *, read_only: bool = False) -> None:
+        self.place, self.read_only = place, read_only
         self._session: Session | None = None
 
     def __enter__(self) -> RunStore:
@@ -209,9 +214,9 @@ class RunStore:
 
     def _connected(self) -> Session:
         if self._session is None:
-            session = session_at(self.place)
+            session = session_at(self.place, read_only=self.read_only)
             try:
-                migrate(session, self.place.shown)
+                (require_tables if self.read_only else migrate)(session, self.place.shown)
             except BaseException:
                 session.close()
                 raise

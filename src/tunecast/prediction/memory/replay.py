@@ -179,7 +179,27 @@ class Replays:
     def _replay(self, capacity_bytes: int | None) -> Replay:
         taken = take(self.rows, self.settings, capacity_bytes)
         self._seen.append(replay_of(self.rows, taken, from_start=self.from_start))
+        del self._seen[:-MOST_SEEN]
         return self._seen[-1]
+
+
+MOST_SEEN = 8
+"""Capacities of a run that are remembered."""
+
+
+MOST_RECENT = 4
+"""Runs whose replays are kept: one of each generation of cards that a look at a job holds it against
+(advise/every_card.py), and the card's own."""
+_recent: list[Replays] = []
+
+
+def replays_of(rows: Program, settings: AllocatorSettings) -> Replays:
+    """Of a program that was replayed a moment ago, the same: a structure gives out the same one for the same sizes
+    (tape/structure.py), as on another card, or with other micro-batches to a step."""
+    known = (each for each in _recent if each.rows is rows and each.settings == settings)
+    found = next(known, None) or Replays(rows, settings)
+    _recent[:] = [found, *(each for each in _recent if each is not found)][:MOST_RECENT]
+    return found
 
 
 def played_at_once(settings: AllocatorSettings) -> bool:

@@ -75,9 +75,10 @@ class Builder:
     builder that is asked once does without.
     """
 
-    def __init__(self, *, symbolic: bool = True, most_rows: int = 4_000_000, most_keys: int = 1000) -> None:
-        """Structures are kept up to `most_rows` rows in all, at about a hundred bytes each, and of `most_keys` keys."""
-        self.symbolic, self._most_rows, self._most_keys = symbolic, most_rows, most_keys
+    def __init__(self, *, symbolic: bool = True, most_rows: int = 4_000_000, most_kept: int = 1000) -> None:
+        """Structures are kept up to `most_rows` rows in all, at some 75 bytes each in large ones and 140 in small, and
+        up to `most_kept`, refusals included: a key may have several."""
+        self.symbolic, self._most_rows, self._most_kept = symbolic, most_rows, most_kept
         self._entries: dict[StructureKey, _StructuresOfKey] = {}
         """By age: what was needed last is the last."""
         self.fallbacks: Counter[str] = Counter()
@@ -163,8 +164,10 @@ class Builder:
     def _forget(self) -> None:
         """What was not needed for the longest time."""
         rows = sum([entry.rows for entry in self._entries.values()])
-        while len(self._entries) > 1 and (rows > self._most_rows or len(self._entries) > self._most_keys):
-            rows -= self._entries.pop(next(iter(self._entries))).rows
+        kept = sum([max(1, len(entry.known)) for entry in self._entries.values()])
+        while len(self._entries) > 1 and (rows > self._most_rows or kept > self._most_kept):
+            oldest = self._entries.pop(next(iter(self._entries)))
+            rows, kept = rows - oldest.rows, kept - max(1, len(oldest.known))
 
 
 SHARED = Builder()

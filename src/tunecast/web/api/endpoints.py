@@ -8,13 +8,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from tunecast.job.names import METHODS
+from tunecast.learn.record import STATES
 from tunecast.records import dataclass, field
 from tunecast.units import KIB, MIB
 from tunecast.web.api.job_schema import job_schema
 from tunecast.web.api.schema import Schema, body, text
 
-Work = Literal["lane", "once", "stream", "upload"]
-"""By a lane, in a moment; by a process of its own; the same, with events on the way; the same, bounded more tightly."""
+Work = Literal["lane", "once", "stream", "upload", "store", "follow"]
+"""By a lane, in a moment; by a process of its own; the same, with events on the way; the same, bounded more tightly;
+by a thread of the server, as workers do not see the store; the same, again and again."""
+USUAL_RUNS, MOST_RUNS = 500, 5000
+"""Of a list, where the request does not say how many, and at most."""
 MOST_BODY_BYTES = 1 * MIB
 MOST_UPLOAD_BYTES = 4 * MIB
 """As of a file that commands read (job/readers/bounds.py)."""
@@ -181,7 +186,50 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         schema="tunecast.offers/1",
     ),
     Endpoint(
-        "/api/runs", "runs", "measured runs that are kept on this machine", takes=body({}), method="GET", is_list=True
+        "/api/runs",
+        "runs",
+        "measured runs, the newest first: what `tunecast runs --json` prints, with those that go on before all others "
+        "and `line`, the last that compared such a run with its prediction",
+        "store",
+        body(
+            {
+                **dict.fromkeys(("gpu", "model"), text(200)),
+                "method": {"type": "string", "enum": list(METHODS)},
+                "state": {"type": "string", "enum": list(STATES)},
+                "since": text(40, "a day, or how long ago: 30d"),
+                "limit": {"type": "integer", "minimum": 1, "maximum": MOST_RUNS, "default": USUAL_RUNS},
+            }
+        ),
+        method="GET",
+        is_list=True,
+    ),
+    Endpoint(
+        "/api/runs/live",
+        "live",
+        "runs of this machine that go on: a server-sent event `runs` with all of them, as /api/runs has them, at once "
+        "and whenever one has changed, until the client goes",
+        "follow",
+        body({}),
+        method="GET",
+        answers="text/event-stream",
+    ),
+    Endpoint(
+        "/api/runs/{id}",
+        "run",
+        "the record of a run, by its id or the first digits that no other begins with",
+        "store",
+        body({"id": text(64, "hex digits", minLength=1)}, "id"),
+        method="GET",
+        schema="tunecast.run/1",
+    ),
+    Endpoint(
+        "/api/calibration",
+        "calibration",
+        "what predictions learned from measured runs: what `tunecast calibration --json` prints",
+        "store",
+        body({"gpu": text(200)}),
+        method="GET",
+        schema="tunecast.calibration-shown/1",
     ),
 )
 

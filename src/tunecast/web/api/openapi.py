@@ -48,7 +48,12 @@ def operation(endpoint: Endpoint) -> dict[str, Any]:
         told["requestBody"] = {"required": True, "content": {"application/json": {"schema": takes}}}
     elif takes["properties"]:
         told["parameters"] = [
-            {"name": name, "in": "query", "required": name in takes["required"], "schema": _in_query(schema)}
+            {
+                "name": name,
+                "in": "path" if f"{{{name}}}" in endpoint.path else "query",
+                "required": name in takes["required"],
+                "schema": _in_query(schema),
+            }
             for name, schema in takes["properties"].items()
         ]
     return told

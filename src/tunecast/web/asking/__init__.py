@@ -5,4 +5,6 @@ exports.py    A job as what somebody takes along: a job file, a command, Python,
 jobs.py       A job as a client sends it
 look.py       What the page shows while a slider moves, of one prediction and in one answer
 questions.py  Every question of the API: what a worker is given, and what it answers
+stored.py     Questions about the store of measured runs, answered in the server's own process: a worker sees neither
+              the store nor a network that a PostgreSQL store is behind
 """

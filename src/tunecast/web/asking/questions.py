@@ -185,11 +185,6 @@ def offers(given: Given, asker: Asker) -> Any:
     return offers(*words, **{name: value for name, value in given.items() if name != "q"}).to_dict()
 
 
-def runs(given: Given, asker: Asker) -> Any:
-    """None is kept yet: `tunecast watch` will."""
-    return []
-
-
 def export(given: Given, asker: Asker) -> Any:
     from tunecast.web.asking.exports import export
 
@@ -207,5 +202,5 @@ def require_no_network(options: Given) -> None:
 QUESTIONS: Mapping[str, Callable[[Given, Asker], Any]] = {
     **{"predict": predict, "cards": cards, "look": look, "compare": compare, "fit": fit, "plan": plan},
     **{"read": read, "data": data},
-    **{"models": models, "gpus": gpus, "offers": offers, "runs": runs, "export": export},
+    **{"models": models, "gpus": gpus, "offers": offers, "export": export},
 }

@@ -1,6 +1,6 @@
 """The application: every request is looked at before anything is done, and every answer has the same headers.
 
-uvicorn ──► Guard (who asks, how often) ──► Starlette's routes ──► a lane, a process of its own, or a static file
+uvicorn ──► Guard (who asks, how often) ──► Starlette's routes ──► a lane, a process of its own, the store, a file
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from tunecast import __version__
 from tunecast.web.api.endpoints import ENDPOINTS, Endpoint
 from tunecast.web.api.openapi import document
 from tunecast.web.api.query import query_values
+from tunecast.web.asking.stored import StoreDesk
 from tunecast.web.http.bodies import body_of, likeness_of
 from tunecast.web.http.pages import page_routes
 from tunecast.web.safety import HEADERS, Access, Denial, RateLimit
@@ -36,8 +37,8 @@ JSON = "application/json"
 NAMES = {404: "not_found", 405: "method"}
 
 
-def application(pool: Pool, access: Access, rate: RateLimit) -> Guard:
-    routes = [Route(each.path, _endpoint(each, pool), methods=[each.method]) for each in ENDPOINTS]
+def application(pool: Pool, desk: StoreDesk, access: Access, rate: RateLimit) -> Guard:
+    routes = [Route(each.path, _endpoint(each, pool, desk), methods=[each.method]) for each in ENDPOINTS]
     routes += [Route("/api/health", _health), Route("/api/openapi.json", _openapi), *page_routes()]
     return Guard(Starlette(routes=routes, exception_handlers={HTTPException: _not_found}), access, rate)
 
@@ -100,16 +101,23 @@ async def _openapi(request: Request) -> Response:
     return Response(json.dumps(document()), media_type=JSON)
 
 
-def _endpoint(endpoint: Endpoint, pool: Pool) -> Callable[[Request], Awaitable[Response | EventStream]]:
+def _endpoint(
+    endpoint: Endpoint, pool: Pool, desk: StoreDesk
+) -> Callable[[Request], Awaitable[Response | EventStream]]:
     async def answer(request: Request) -> Response | EventStream:
         try:
             if endpoint.method == "GET":
-                body = json.dumps(query_values(endpoint, request.query_params.multi_items())).encode()
+                given = {**query_values(endpoint, request.query_params.multi_items()), **request.path_params}
+                body = json.dumps(given).encode()
             else:
                 body = await body_of(request, endpoint)
             if endpoint.work == "lane":
                 asked = pool.answer(endpoint.question, body, likeness_of(body))
                 return Response(await _unless_gone(asked, request), media_type=JSON)
+            if endpoint.work == "store":
+                return Response(await _unless_gone(desk.answer(endpoint.question, body), request), media_type=JSON)
+            if endpoint.work == "follow":
+                return await _stream(desk.follow(endpoint.question, body), request)
             work = pool.events(endpoint.question, body, uploaded=endpoint.work == "upload")
             if endpoint.work == "stream":
                 return await _stream(work, request)
@@ -163,7 +171,7 @@ async def _stream(work: AsyncGenerator[tuple[bytes, bytes]], request: Request) -
 
 
 class EventStream:
-    """Server-sent events of a process, which ends when the client goes away."""
+    """Server-sent events of a process, or of live runs, which end when the client goes away."""
 
     def __init__(self, first: tuple[bytes, bytes], work: AsyncGenerator[tuple[bytes, bytes]]) -> None:
         self.first, self.work = first, work
@@ -188,7 +196,9 @@ class EventStream:
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _write_event(self, send: Send, kind: bytes, found: bytes) -> None:
-        if kind == frames.EVENT:
+        if not found:  # nothing new: a comment, by which a connection that is gone is noticed
+            await send({"type": "http.response.body", "body": b":\n\n", "more_body": True})
+        elif kind == frames.EVENT:
             told = json.loads(found)
             await _send_event(send, told["event"].encode(), json.dumps(told["data"]).encode())
         else:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 import uvicorn
 
 from tunecast.errors import NotResolved
+from tunecast.web.asking.stored import StoreDesk
 from tunecast.web.http.app import application
 from tunecast.web.http.slow import PatientProtocol
 from tunecast.web.safety import RateLimit, access_for
@@ -28,11 +29,12 @@ def serve(host: str, port: int, token: str | None, *, hub: bool, ready: Callable
         listening(host, port) as listener,
         tempfile.TemporaryDirectory(prefix="tunecast-serve-", ignore_cleanup_errors=True) as folder,
         closing_pool(Pool(folder, usual_limits(), hub=hub)) as pool,
+        contextlib.closing(StoreDesk()) as desk,
     ):
         named = f"[{host}]" if ":" in host else host
         ready(f"http://{named}:{listener.getsockname()[1]}/")
         config = uvicorn.Config(
-            application(pool, access, RateLimit()),
+            application(pool, desk, access, RateLimit()),
             http=PatientProtocol,
             ws="none",
             loop="asyncio",

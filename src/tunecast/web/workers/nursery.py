@@ -43,6 +43,10 @@ SWEEP_EVERY = 64
 """Workers between two looks for what others left behind."""
 GARBAGE_OBJECTS = 100_000
 """As of the command line (cli/main.py)."""
+COLLECT_EVERY = 16
+"""Answers of a lane between two whole collections of garbage. By the thresholds above the oldest generation is never
+looked at, and what answers leave there in cycles stays: 400 mixed ones had grown a process from 329 to 445 MiB, and a
+collection then found 263,000 objects in 0.5 s. It comes after the answer is sent."""
 SMALL = {"model": "llama-3.2-1b", "method": "lora", "hardware": {"gpu": "rtx-4090"}, "data": {"samples": 1000}}
 """Predicted before anybody asks: what is loaded when it is first needed is then there."""
 
@@ -132,10 +136,19 @@ def _end_with(to: socket.socket, own: str) -> None:
 
 
 def _answer_all(to: socket.socket, asker: Asker, cpu_s: float) -> None:
-    while (found := frames.receive(to)) is not None:
+    for answered in count(1):
+        found = frames.receive(to)
+        if found is None:
+            return
         _limit_cpu(cpu_s)
         if not _answer(to, found[1], asker):
             return
+        collect(answered)
+
+
+def collect(answered: int) -> None:
+    if answered % COLLECT_EVERY == 0:
+        gc.collect()
 
 
 def _answer_one(to: socket.socket, asker: Asker, cpu_s: float) -> None:
