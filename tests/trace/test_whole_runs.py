@@ -71,7 +71,8 @@ def compare_memory(whole: ScriptTrace, every: ScriptTrace, replayed: int, doubts
     assert {**phases(whole), "other": 0} == {**phases(every), "other": 0}
     word = "estimate" if doubts else "exact"
     assert (whole.trace.word, every.trace.word) == (word, word)
-    assert not doubts or doubts == tuple(whole.reasons) == tuple(every.reasons)
+    for found in (whole, every):
+        assert not doubts or tuple(each for each in found.reasons if "no run was measured with" not in each) == doubts
 
 
 @pytest.mark.parametrize(
