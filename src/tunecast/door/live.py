@@ -18,10 +18,10 @@ from tunecast.errors import TunecastError
 from tunecast.launching import ledger
 from tunecast.launching.rendering import RECORDED
 from tunecast.learn.inside.merge import RUN
-from tunecast.learn.intake import RUNNING, goes_on
+from tunecast.learn.intake import goes_on
 from tunecast.learn.journal import record_of
 from tunecast.learn.record import MeasuredRun, run_from
-from tunecast.learn.runs_store.place import data_folder, has_store
+from tunecast.learn.runs_store.place import RUNNING, data_folder, has_store
 from tunecast.learn.runs_store.rows import RunFilters, RunSummary, filters_from, now_text, summary
 from tunecast.learn.runs_store.session import TableMissing
 from tunecast.learn.runs_store.store import read_store
