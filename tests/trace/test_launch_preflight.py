@@ -88,7 +88,8 @@ def test_data_of_other_formats(made: Path, tmp_path: Path) -> None:
     data = tmp_path / "train.parquet"
     Dataset.from_dict({"text": ["w1 w2"]}).to_parquet(str(data))
     out = rendered(made, tmp_path / "out", data_path=str(data))
-    assert checks(out, "--only", "data")[1]["data"]["verdict"] == "ok"
+    found = checks(out, "--only", "data")[1]
+    assert found["data"]["verdict"] == "ok", found
 
 
 def test_a_model_that_is_not_whole_or_another(made: Path, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -51,4 +52,5 @@ def first_columns(path: Path) -> list[str]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(first_columns(first_file(Path(sys.argv[1])))))
+    print(json.dumps(first_columns(first_file(Path(sys.argv[1])))), flush=True)
+    os._exit(0)  # Arrow's threads, still reading ahead, can abort an interpreter that takes itself apart
