@@ -46,7 +46,8 @@ PIECE = re.compile(
 )
 LEFT_OUT = "…"
 COLUMNS = 100
-SECONDS = 600
+CPU_S, WAIT_S = 600, 3600
+"""Of one process of a command, and of a command that hangs: busy machines make nothing fail."""
 SESSION = """
 import code, contextlib, io, sys
 shell = code.InteractiveInterpreter({"__name__": "__main__"})
@@ -213,8 +214,8 @@ def _run_once(command: str, folder: Path, environment: dict[str, str]) -> subpro
 
 def _run(command: str, folder: Path, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        ["bash", "-c", command], cwd=folder, env=environment, stdin=subprocess.DEVNULL, capture_output=True,
-        text=True, encoding="utf-8", timeout=SECONDS,
+        ["bash", "-c", f"ulimit -t {CPU_S}; {command}"], cwd=folder, env=environment, stdin=subprocess.DEVNULL,
+        capture_output=True, text=True, encoding="utf-8", timeout=WAIT_S,
     )  # fmt: skip
 
 
@@ -222,7 +223,7 @@ def _session_prints(block: Block, folder: Path, environment: dict[str, str]) -> 
     plain = ["\n".join(line[4:] for line in statement.splitlines()) for statement in block.commands]
     told = subprocess.run(
         [sys.executable, "-c", SESSION], cwd=folder, env=environment, input="\0".join(plain), capture_output=True,
-        text=True, encoding="utf-8", timeout=SECONDS,
+        text=True, encoding="utf-8", timeout=WAIT_S,
     )  # fmt: skip
     if told.returncode or "Traceback (most recent call last)" in told.stdout:
         raise BlockError(told.stdout.replace("\0", "") + told.stderr)
