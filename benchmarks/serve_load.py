@@ -3,7 +3,8 @@ away, and its memory over many requests.
 
     python benchmarks/serve_load.py                   all, into benchmarks/results/serve_load.json (some 10 minutes)
     python benchmarks/serve_load.py --only memory     one part; the others stay as they are in the result
-    python benchmarks/serve_load.py --only lane       what one lane holds over as many predictions of small models
+    python benchmarks/serve_load.py --only small      memory over requests of small models, for a busy machine
+    python benchmarks/serve_load.py --only lane       what one lane holds over as many predictions of such models
 
 It starts a server of its own. Needs starlette, uvicorn and httpx. Beside latencies stands the CPU time that the
 server's processes spent on a request: what the latency is on a machine that does nothing else.
@@ -22,7 +23,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from datetime import date
+from itertools import count
 from pathlib import Path
 from statistics import quantiles
 from typing import Any
@@ -222,20 +225,28 @@ async def clients_that_leave(client: httpx.AsyncClient, server: Server) -> dict[
     }
 
 
-async def memory(client: httpx.AsyncClient, server: Server, requests: int) -> dict[str, Any]:
-    """Mixed questions, four at a time: of ten six predictions, two of cards, a search, an upload that is refused."""
+def moved_jobs(draw: random.Random) -> Iterator[dict[str, Any]]:
+    """What is asked of, without end: bundled models, as somebody moves sliders."""
+    jobs = [{"job": {**job, "model": draw.choice(MODELS)}} for _, job in moves(400, seed=13)]
+    while True:
+        yield draw.choice(jobs)
+
+
+async def memory(
+    client: httpx.AsyncClient, server: Server, requests: int, of: Callable[[random.Random], Iterator[dict[str, Any]]]
+) -> dict[str, Any]:
+    """Mixed questions, four at a time: of ten six predictions, two of cards, a search, a job that is refused."""
     draw, told = random.Random(5), []
-    jobs = [job for _, job in moves(400, seed=13)]
-    jobs = [{**job, "model": draw.choice(MODELS)} for job in jobs]
+    jobs = of(draw)
     failed = 0
 
     async def one(number: int) -> None:
         nonlocal failed
         kind = number % 10
         if kind < 6:
-            status, *_ = await post(client, "/api/predict", {"job": draw.choice(jobs)})
+            status, *_ = await post(client, "/api/predict", next(jobs))
         elif kind < 8:
-            status, *_ = await post(client, "/api/cards", {"job": draw.choice(jobs)})
+            status, *_ = await post(client, "/api/cards", next(jobs))
         elif kind == 8:
             status = (await client.get("/api/models", params={"q": draw.choice("abcdefghijklmnop")})).status_code
         else:
@@ -278,6 +289,19 @@ MODELS_OF_LANE = 550
 tape/build/job_runs.py): it fills its room, forgets and builds again to the end."""
 
 
+def small_jobs(draw: random.Random) -> Iterator[dict[str, Any]]:
+    """The same of small models, each with its config.json."""
+    models = [
+        {**SMALL, "hidden_size": 64 * draw.randrange(2, 16), "intermediate_size": 8 * number}
+        for number in range(16, 16 + MODELS_OF_LANE)
+    ]
+    for number in count(1):
+        config = draw.choice(models)
+        job = {**SHORT, "model": "small", "seq_len": draw.randrange(64, 2048), "id": number}
+        job["lora"] = {"rank": draw.choice(SLIDERS["lora.rank"])}
+        yield {"job": job, "model_config": config}
+
+
 def lane_memory(requests: int) -> dict[str, Any]:
     """One lane without its server: started, asked and cleaned up as `workers/nursery.py` does, with predictions of
     small models. Memory of the process each 500."""
@@ -296,20 +320,13 @@ def be_lane(requests: int) -> dict[str, Any]:
     from tunecast.web.asking.jobs import Asker
     from tunecast.web.workers import nursery
 
-    asker, draw, told = Asker(False), random.Random(17), []
+    asker, jobs, told = Asker(False), small_jobs(random.Random(17)), []
     gc.set_threshold(nursery.GARBAGE_OBJECTS, 20)
     nursery.load(asker)
     gc.collect()
     gc.freeze()
-    models = [
-        {**SMALL, "hidden_size": 64 * draw.randrange(2, 16), "intermediate_size": 8 * number}
-        for number in range(16, 16 + MODELS_OF_LANE)
-    ]
     for number in range(1, requests + 1):
-        config = draw.choice(models)
-        job = {**SHORT, "model": "small", "seq_len": draw.randrange(64, 2048), "id": number}
-        job["lora"] = {"rank": draw.choice(SLIDERS["lora.rank"])}
-        body = json.dumps({"job": job, "model_config": config}).encode()
+        body = json.dumps(next(jobs)).encode()
         json.dumps(questions.answer("predict", body, asker))
         nursery.collect(number)
         if number % min(500, max(1, requests // 10)) == 0:
@@ -324,7 +341,7 @@ def be_lane(requests: int) -> dict[str, Any]:
     }
 
 
-PARTS = ("moves", "beside_plans", "at_once", "leaving", "memory", "lane")
+PARTS = ("moves", "beside_plans", "at_once", "leaving", "memory", "small", "lane")
 
 
 async def measure(server: Server, counts: argparse.Namespace, parts: tuple[str, ...]) -> dict[str, Any]:
@@ -336,7 +353,8 @@ async def measure(server: Server, counts: argparse.Namespace, parts: tuple[str, 
             "beside_plans": lambda: predictions_beside_plans(client),
             "at_once": lambda: all_at_once(client, 200, 20),
             "leaving": lambda: clients_that_leave(client, server),
-            "memory": lambda: memory(client, server, counts.requests),
+            "memory": lambda: memory(client, server, counts.requests, moved_jobs),
+            "small": lambda: memory(client, server, counts.requests, small_jobs),
         }
         found = {}
         for part in parts:

@@ -236,6 +236,51 @@ def test_an_upload_is_understood(served: Served) -> None:
     assert data["samples"] == 3
 
 
+OWN_FILE = """# how we train
+base_model: meta-llama/Llama-3.2-1B  # not the instruct one
+adapter: lora
+lora_r: 8
+lora_target_linear: true
+micro_batch_size: 2
+sequence_len: 2048
+"""
+
+
+def test_a_dropped_file_is_patched_in_its_own_words(served: Served) -> None:
+    job = served.post("/api/read", {"name": "own.yml", "text": OWN_FILE}).json["job"]
+    changed = {**job, "micro_batch": 1, "lora": {**job["lora"], "rank": 32}, "hardware": {"gpu": "rtx-4090", "gpus": 2}}
+    found = served.post("/api/patch", {"job": changed, "name": "own.yml", "text": OWN_FILE}).json
+    assert found["text"] == OWN_FILE.replace("lora_r: 8", "lora_r: 32").replace("size: 2", "size: 1")
+    assert found["changes"] == {"lora.rank": 32, "micro_batch": 1}
+    assert found["beside"] == {"hardware.gpu": "rtx-4090", "hardware.gpus": 2}
+    assert found["flags"] == "--gpu rtx-4090 --gpus 2"
+    assert found["diff"].startswith("--- own.yml\n+++ own.yml\n") and "+lora_r: 32\n" in found["diff"]
+    again = served.post("/api/read", {"name": "own.yml", "text": found["text"]}).json["job"]
+    assert (again["lora"]["rank"], again["micro_batch"]) == (32, 1)
+
+
+def test_another_model_goes_into_the_file_by_its_hub_id(served: Served) -> None:
+    job = served.post("/api/read", {"name": "own.yml", "text": OWN_FILE}).json["job"]
+    job["hardware"] = {"gpu": "rtx-4090"}
+    for name, hub in (("qwen2.5-7b", "Qwen/Qwen2.5-7B"), ("llama-3.2-1b", "meta-llama/Llama-3.2-1B")):
+        found = served.post("/api/patch", {"job": {**job, "model": name}, "name": "own.yml", "text": OWN_FILE}).json
+        assert found["text"] == OWN_FILE.replace("meta-llama/Llama-3.2-1B", hub)
+    pasted = {"job": {**job, "model": "my own"}, "model_config": CONFIG, "name": "own.yml", "text": OWN_FILE}
+    assert served.post("/api/patch", pasted).json["text"] == OWN_FILE
+
+
+def test_what_a_file_cannot_say_stays_beside_it(served: Served) -> None:
+    job = served.post("/api/read", {"name": "own.yml", "text": OWN_FILE}).json["job"]
+    job |= {"hardware": {"gpu": "rtx-4090"}, "lora": {**job["lora"], "targets": ["q_proj", "v_proj"]}}
+    refused = served.post("/api/patch", {"job": job, "name": "own.yml", "text": OWN_FILE})
+    assert refused.status == 422 and "lora.targets" in refused.json["error"]["message"]
+    mixed = {"job": {**job, "seq_len": 512}, "name": "own.yml", "text": OWN_FILE}
+    found = served.post("/api/patch", mixed).json
+    assert found["changes"] == {"seq_len": 512} and found["beside"]["lora.targets"] == ["q_proj", "v_proj"]
+    script = {"job": job, "name": "train.sh", "text": "torchrun train.py --model_name_or_path llama-3.2-1b\n"}
+    assert served.post("/api/patch", script).status == 422
+
+
 # ------------------------------------------------------------------------------------------------- the page
 
 

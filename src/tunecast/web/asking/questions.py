@@ -141,6 +141,17 @@ def read(given: Given, asker: Asker) -> Any:
         return recipe(path, given.get("values") or {}).to_dict()
 
 
+def patch(given: Given, asker: Asker) -> Any:
+    """What was uploaded, with the job's values; never executed, and it opens no other file."""
+    from pathlib import Path
+
+    from tunecast.web.asking.patching import patched
+
+    name = upload_name(given["name"], UPLOADS)
+    with job_of(given, asker) as job, own_file(name, given["text"]) as path:
+        return patched(Path(path), job, pasted=given.get("model_config") is not None)
+
+
 def data(given: Given, asker: Asker) -> Any:
     from tunecast.door.data import data
 
@@ -201,6 +212,6 @@ def require_no_network(options: Given) -> None:
 
 QUESTIONS: Mapping[str, Callable[[Given, Asker], Any]] = {
     **{"predict": predict, "cards": cards, "look": look, "compare": compare, "fit": fit, "plan": plan},
-    **{"read": read, "data": data},
+    **{"read": read, "patch": patch, "data": data},
     **{"models": models, "gpus": gpus, "offers": offers, "export": export},
 }

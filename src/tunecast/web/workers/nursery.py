@@ -20,6 +20,7 @@ import shutil
 import signal
 import socket
 import sys
+import tempfile
 import threading
 from collections.abc import Mapping
 from itertools import count
@@ -99,6 +100,7 @@ def _live(to: socket.socket, request: Mapping[str, Any], folder: str, hub: bool)
         own = os.path.join(folder, f"{os.getpid()}")
         os.mkdir(own, 0o700)
         os.chdir(own)
+        tempfile.tempdir = own
         _end_with(to, own)
         _limit(request)
         confine(own, request["readable"], network=hub)
