@@ -173,6 +173,9 @@ export interface Recipe {
   refused: string | null
 }
 
+/** `tunecast.patch/1`. */
+export interface Patched { name: string; text: string; diff: string; changes: Record<string, Value>; beside: Record<string, Value>; flags: string }
+
 /** `tunecast.data/1`. */
 export interface Data { samples: number; tokens: number; tokenizer: string; format: string; lengths: { mean: number; longest: number; quantiles: Record<string, number> } }
 

@@ -88,8 +88,12 @@ function parsed(name: string, value: string): Value {
   }
 }
 
+/** A file somebody trains with, as it was dropped: it can be exported with what was changed here. Not in the address. */
+export interface TrainersFile { name: string; text: string }
+
 class Page {
   view = $state<View>('look')
+  dropped = $state.raw<TrainersFile | null>(null)
   setups = $state<Setup[]>([{ fields: { ...FIRST }, limits: { ...NO_LIMITS }, config: '' }])
   at = $state(0)
 
