@@ -25,6 +25,12 @@ def test_it_is_what_the_doors_answer(more: dict[str, object]) -> None:
     assert own["needs_bytes"] == found["prediction"]["smallest_capacity_bytes"]
 
 
+def test_without_every_card_the_rest_is_the_same() -> None:
+    job = tunecast.read(JOB)
+    assert look(job, every_card=False) == {**look(job), "cards": None}
+    assert look(job)["gpu"] == cards(job).gpu
+
+
 def test_it_says_what_the_command_says_first() -> None:
     job = tunecast.read(JOB)
     found = look(job)

@@ -1,7 +1,8 @@
-// Asks the server whenever a set-up changes: prediction and cards at once, what to change and the plan when hands rest.
+// Asks the server whenever a set-up changes: the prediction at once, then every card, what to change and the plan when hands
+// rest.
 import { Newest, Refusal, events, post } from './api'
 import { grouped } from './format'
-import type { Choice, Fit, Looked, Plan } from './contract'
+import type { Cards, Choice, Fit, Looked, Plan } from './contract'
 import { asked, type Setup } from './state.svelte'
 
 const FIT_AFTER_MS = 350
@@ -10,6 +11,8 @@ const PLAN_AFTER_MS = 700
 /** The answers to one set-up. An answer stays, dimmed, until the next one comes. */
 export class Answers {
   looked = $state.raw<Looked | null>(null)
+  cards = $state.raw<Cards | null>(null)
+  cardsStale = $state(false)
   refusal = $state.raw<Refusal | null>(null)
   fit = $state.raw<Fit | null>(null)
   plan = $state.raw<Plan | null>(null)
@@ -27,17 +30,30 @@ export class Answers {
   private fitAbort: AbortController | null = null
   private started = 0
   private readonly newest = new Newest<Setup, Looked>(
-    (setup) => post<Looked>('look', asked(setup)),
-    (answer) => {
+    // of a page that opens all at once, so that nothing moves; then the verdict first, and the cards while it is read
+    (setup) => post<Looked>('look', { ...asked(setup), cards: this.cards === null }),
+    (answer, setup, isNewest) => {
       this.looked = answer
       this.refusal = null
-      this.stale = false
-      this.took_ms = performance.now() - this.started
+      if (answer.cards) this.cards = answer.cards
+      else this.newestCards.put(setup)
+      this.cardsStale = !answer.cards
+      this.stale = !isNewest
+      if (isNewest) this.took_ms = performance.now() - this.started
     },
     (failure) => {
       this.stale = false
       this.refusal = failure instanceof Refusal ? failure : new Refusal(String(failure), null, 'page')
     },
+  )
+
+  private readonly newestCards = new Newest<Setup, Cards>(
+    (setup) => post<Cards>('cards', asked(setup)),
+    (answer, _, isNewest) => {
+      this.cards = answer
+      this.cardsStale = !isNewest
+    },
+    () => (this.cardsStale = true), // what is wrong with the job was said of its prediction
   )
 
   ask(setup: Setup): void {

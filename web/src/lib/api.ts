@@ -75,13 +75,14 @@ export async function* events(path: string, body: unknown, signal: AbortSignal):
   }
 }
 
-/** Asks again and again, one at a time: while an answer is awaited only the newest question is kept. */
+/** Asks again and again, one at a time: while an answer is awaited only the newest question is kept. `done` is told of every
+ *  answer, and whether it is to the newest question: who drags a slider without a pause sees where it was a moment ago. */
 export class Newest<Q, A> {
   private waiting: Q | undefined
   private busy = false
   constructor(
     private readonly ask: (question: Q) => Promise<A>,
-    private readonly done: (answer: A, question: Q) => void,
+    private readonly done: (answer: A, question: Q, isNewest: boolean) => void,
     private readonly failed: (failure: unknown) => void,
   ) {}
 
@@ -97,7 +98,7 @@ export class Newest<Q, A> {
       this.waiting = undefined
       try {
         const answer = await this.ask(question)
-        if (this.waiting === undefined) this.done(answer, question)
+        this.done(answer, question, this.waiting === undefined)
       } catch (failure) {
         if (this.waiting === undefined) this.failed(failure)
       }

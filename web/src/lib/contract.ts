@@ -56,6 +56,7 @@ export interface Phase { phase: string; step: number; allocated_bytes: number; r
 /** `tunecast.look/1`: the verdict in the command's words, the job with every default, the prediction, every card. */
 export interface Looked {
   title: string
+  gpu: string
   verdict: Verdict
   phrase: string
   lines: string[]
@@ -63,8 +64,12 @@ export interface Looked {
   phases: Phase[]
   job: Record<string, unknown>
   prediction: Prediction
-  cards: { gpu: string; smallest: string | null; cards: Card[] }
+  /** null where the question left them out. */
+  cards: Cards | null
 }
+
+/** `tunecast.cards/1`. */
+export interface Cards { gpu: string; smallest: string | null; cards: Card[] }
 
 export interface Offer {
   provider: string

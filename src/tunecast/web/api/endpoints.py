@@ -106,7 +106,9 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "look",
         "what the page shows of a job at once: the verdict in words, the job with every default, its prediction, cards "
         "and memory phase by phase",
-        takes=of_job(),
+        takes=of_job(
+            cards={"type": "boolean", "description": "false: `cards` is null, and the rest comes in half the time"}
+        ),
         schema="tunecast.look/1",
     ),
     Endpoint(

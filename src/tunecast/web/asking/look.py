@@ -17,8 +17,8 @@ from tunecast.report.run.job import JobReport
 from tunecast.report.run.verdict import verdict_lines
 
 
-def look(job: Job) -> dict[str, Any]:
-    """`tunecast.look/1`."""
+def look(job: Job, *, every_card: bool = True) -> dict[str, Any]:
+    """`tunecast.look/1`. Without `every_card` its `cards` is null: they take as long as all else together."""
     found = predict(job, engine="analytic")
     figures = JobReport(found).figures
     phrase, *lines = verdict_lines(figures)
@@ -29,6 +29,7 @@ def look(job: Job) -> dict[str, Any]:
     return {
         "schema": "tunecast.look/1",
         "title": figures.title,
+        "gpu": found.on_card.gpu.name,
         "verdict": found.on_card.verdict,
         "phrase": phrase,
         "lines": lines,
@@ -36,5 +37,5 @@ def look(job: Job) -> dict[str, Any]:
         "phases": [phase._asdict() for phase in figures.phases],
         "job": found.job.to_dict(),
         "prediction": found.to_dict(),
-        "cards": cards_by_generation(found, on_card).to_dict(),
+        "cards": cards_by_generation(found, on_card).to_dict() if every_card else None,
     }

@@ -84,7 +84,7 @@ def look(given: Given, asker: Asker) -> Any:
     from tunecast.web.asking.look import look
 
     with job_of(given, asker) as job:
-        return look(job)
+        return look(job, every_card=given.get("cards", True))
 
 
 def compare(given: Given, asker: Asker) -> Any:
