@@ -211,6 +211,32 @@ await journey('a config.json, a trainer’s file and data are read', async () =>
   await input.setInputFiles(join(files, 'chats.jsonl'))
   await page.getByText(/samples, .* tokens/).waitFor()
   await page.waitForURL(/data\.tokens=/)
+  await page.getByRole('slider', { name: 'Batch per card, slider' }).press('ArrowLeft')
+  await page.waitForURL(/micro_batch=1/)
+  await page.getByRole('button', { name: 'Export' }).click()
+  await page.locator('dialog pre', { hasText: 'micro_batch_size: 1\n' }).waitFor()
+  const own = readFileSync(join(files, 'axolotl-qlora.yml'), 'utf8').replace('micro_batch_size: 2', 'micro_batch_size: 1')
+  demand((await page.locator('dialog pre').textContent()) === own, 'more of the file was changed')
+  await page.locator('dialog code', { hasText: '--gpu rtx-4090' }).waitFor()
+  await clean(page, 'a file of one’s own')
+  return [page]
+})
+
+await journey('a file that only looks like a trace is refused, and nothing of it runs', async () => {
+  const page = await opened('#/trace')
+  const trace = JSON.parse(readFileSync(join(files, 'trace.json'), 'utf8'))
+  const markup = '<img src=x onerror="window.owned = true">'
+  const named = { ...trace, trace: { ...trace.trace, word: markup, largest: trace.trace.largest.map((each) => ({ ...each, module: markup, source: markup })) } }
+  const give = async (value) => page.locator('input[type=file]').setInputFiles({ name: 'given.json', mimeType: 'application/json', buffer: Buffer.from(JSON.stringify(value)) })
+  for (const phases of [[null], [], [{ phase: 1 }], 5]) {
+    await give({ ...trace, trace: { ...trace.trace, phases } })
+    await page.getByRole('alert').filter({ hasText: 'holds no trace' }).waitFor()
+  }
+  await give({ ...trace, memory: null })
+  await page.getByRole('alert').filter({ hasText: 'holds no trace' }).waitFor()
+  await give(named)
+  await page.getByText(markup).first().waitFor()
+  demand((await page.evaluate(() => window.owned)) === undefined && (await page.locator('main img').count()) === 0, 'its text became the page’s')
   return [page]
 })
 

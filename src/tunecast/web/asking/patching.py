@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tunecast.door.read import read
-from tunecast.errors import UsageError
+from tunecast.errors import TunecastError, UsageError
 from tunecast.job.job import Job
 from tunecast.job.recipes import ENDINGS, find_recipe, words_for
 from tunecast.job.registry import bundled_models, bundled_spelling
@@ -21,6 +21,8 @@ from tunecast.records import replace
 from tunecast.report.run.wording import as_flags, in_yaml
 
 SCHEMA = "tunecast.patch/1"
+WHOSE = "stack"
+"""Whose file it is, which no value in it changes."""
 
 
 def patched(path: Path, wanted: Job, *, pasted: bool) -> dict[str, Any]:
@@ -34,7 +36,7 @@ def patched(path: Path, wanted: Job, *, pasted: bool) -> dict[str, Any]:
     has_words = {
         field: value
         for field, value in changed.items()
-        if recipe is None or words_for(recipe, field, value) is not None
+        if recipe is None or (field != WHOSE and words_for(recipe, field, value) is not None)
     }
     written, patch = _most_written(path, wanted, changed, has_words)
     if has_words and not written:
@@ -58,7 +60,11 @@ def _most_written(
     """All that has words together; where that is read back as another job, one after another what is not."""
 
     def attempt(written: dict[str, Any]) -> Patch | None:
-        return patch_of(path, written, wanted, {name: value for name, value in changed.items() if name not in written})
+        try:
+            others = {name: value for name, value in changed.items() if name not in written}
+            return patch_of(path, written, wanted, others)
+        except TunecastError:  # it names a model that is not at hand, and is not word for word the job that was wanted
+            return None
 
     whole = attempt(has_words)
     if whole is not None:
