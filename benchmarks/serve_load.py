@@ -137,14 +137,15 @@ async def post(client: httpx.AsyncClient, path: str, body: dict[str, Any]) -> tu
 
 
 async def slider_moves(client: httpx.AsyncClient, server: Server, count: int) -> dict[str, Any]:
-    """One person: a prediction and the cards after every move, one after the other, as the page asks."""
-    found: dict[str, list[tuple[bool, float, float]]] = {"predict": [], "cards": []}
+    """One person: after every move what the page shows first, then every card, one after the other, as it asks."""
+    asked: dict[str, dict[str, Any]] = {"look": {"cards": False}, "cards": {}}
+    found: dict[str, list[tuple[bool, float, float]]] = {question: [] for question in asked}
     for number, (field, job) in enumerate(moves(count + 40)):
         if number % 10 == 0:
             processes = server.processes()
         for question, told in found.items():
             before_s = server.cpu_s(processes)
-            status, took_s, _ = await post(client, f"/api/{question}", {"job": job})
+            status, took_s, _ = await post(client, f"/api/{question}", {"job": job, **asked[question]})
             assert status == 200, (status, job)
             if number >= 40:  # the page has been open for a while
                 told.append((field in OFTEN, took_s, server.cpu_s(processes) - before_s))

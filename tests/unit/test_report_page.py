@@ -252,3 +252,18 @@ def test_nothing_beside_becomes_markup() -> None:
     page = timeline_html(figures, TIMELINE, beside)
     assert not [name for name in Words(page).attributes if name.startswith("on")]
     assert page.count("<script") == 2 and "<img" not in page and "<!--" not in page
+
+
+def colours_in(css: str) -> list[dict[str, str]]:
+    """In light and in dark, by name."""
+    blocks = re.findall(r":root(?:\[data-theme=dark\])? \{(.*?)\}", css, re.DOTALL)
+    return [dict(re.findall(r"--([a-z0-9_-]+): (#[0-9a-f]{6});", block)) for block in blocks]
+
+
+def test_reports_have_the_colours_of_the_page() -> None:
+    root = Path(__file__).parents[2]
+    reports = colours_in((root / "src/tunecast/report/page/timeline.css").read_text("utf-8"))
+    page = colours_in((root / "web/src/page.css").read_text("utf-8"))
+    assert len(reports) == len(page) == 2 and all(len(each) > 15 for each in reports)
+    for mine, its in zip(reports, page, strict=True):
+        assert mine == {name: its[name] for name in mine}
