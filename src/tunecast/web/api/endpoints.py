@@ -158,8 +158,8 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     Endpoint(
         "/api/patch",
         "patch",
-        "a file somebody trains with, changed in its place to be the job: its text, the diff, what it says now, and what "
-        "such a file does not say and stays beside it",
+        "a file somebody trains with, changed in its place to be the job: its text, the diff, what it says now, and "
+        "what such a file does not say",
         takes=body({"job": JOB, "model_config": CONFIG, **FILE}, "job", *FILE),
         schema="tunecast.patch/1",
         **UPLOAD,  # type: ignore[arg-type]
