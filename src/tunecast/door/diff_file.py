@@ -5,6 +5,7 @@ Reads a request from stdin and writes a `FileChange` to stdout, both as JSON; nu
 
 from __future__ import annotations
 
+import filecmp
 import json
 import resource
 import sys
@@ -71,7 +72,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (most_s, most_s + 5))
     resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY_BYTES, MOST_MEMORY_BYTES))
     found = file_change(request)
-    print(json.dumps(None if found is None else found.to_dict()))
+    print(_without_folder(request, json.dumps(None if found is None else found.to_dict())))
 
 
 def file_change(request: DiffRequest) -> FileChange | None:
@@ -114,7 +115,7 @@ def _tried(request: DiffRequest, ask: Callable[[], T], before: str | None = None
         told = "needs more memory to be read than any training file"
     except Exception as error:
         told = internal_error(error)
-    return None, _without_folder(request, told)
+    return None, told
 
 
 def _version(path: Path | None) -> Version | None:
@@ -219,19 +220,26 @@ def _changes(
             steps = []
     told = [(each, step if each is step.fields[0] else None) for step in steps for each in step.fields]
     told = told or [(each, None) for each in differences(before, after)]
-    return [_change(request, each, old, new, step) for each, step in told]
+    return [_change(each, old, new, step) for each, step in told if not _is_same_file(request, each)]
 
 
-def _change(
-    request: DiffRequest, each: Difference, old: Version | None, new: Version | None, step: FieldStep | None
-) -> FieldChange:
+def _is_same_file(request: DiffRequest, each: Difference) -> bool:
+    """Whether a path names in both states the same contents: a model's folder, or training data."""
+    names = [value for value in (each.before, each.after) if isinstance(value, str)]
+    if len({_without_folder(request, name) for name in names}) != 1 or len(names) != 2:
+        return False
+    old, new = (path / "config.json" if path.is_dir() else path for path in map(Path, names))
+    return old.is_file() and new.is_file() and filecmp.cmp(old, new, shallow=False)
+
+
+def _change(each: Difference, old: Version | None, new: Version | None, step: FieldStep | None) -> FieldChange:
     here, there = (None if version is None else version.recipe.places.get(each.field) for version in (new, old))
     place = here or there
     said = place is not None and bool(place.line)
     return FieldChange(
         each.field,
         place.key if place is not None and said else "",
-        _without_folder(request, place.file) if place is not None and said else "",
+        place.file if place is not None and said else "",
         0 if here is None else here.line,
         json_value(each.before),
         json_value(each.after),
@@ -241,6 +249,7 @@ def _change(
 
 
 def _without_folder(request: DiffRequest, told: str) -> str:
+    """Paths as the repository has them."""
     for state in ("before", "after"):
         told = told.replace(f"{request.folder}/{state}/", "")
     return told
