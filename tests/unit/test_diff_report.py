@@ -46,7 +46,7 @@ def test_the_verdict_comes_first() -> None:
         "  gpt2, LoRA, 8 x 1,024 tokens on 1 x RTX 4090\n"
         "  needs 12.00 GiB → 30.00 GiB of the 22.00 GiB\n"
         "  per step 1 s → 2.5 s (2.5 times as slow for the same tokens); whole run 1 h → 2 h 30 min; cost\n"
-        "    $2.00 → $5.00\n"
+        "    $2.00 → $5.00 (of what does not fit, as if it did)\n"
         "  cost on 1 x rtx-4090 at verda, on demand\n"
         "  max_length (line 3): 1024 → 4096: needs 18.00 GiB more, 2.5 times as slow\n\n"
         "new.yaml: fits, 10.00 GiB to spare (new)\n"
@@ -71,6 +71,12 @@ def test_the_verdict_comes_first() -> None:
 )
 def test_the_first_line(files: tuple[FileChange, ...], words: str) -> None:
     assert headline(changes(*files)) == words
+
+
+def test_what_only_follows_and_costs_nothing_is_left_out() -> None:
+    follows = FieldChange("run.eval_batch", "", "", 0, 2, 4, 0, 0.0)
+    assert diff_text(changes(replace(CHANGED, changes=(LONGER, follows)))) == diff_text(changes(CHANGED))
+    assert "run.eval_batch: 2 → 4" in diff_text(changes(replace(CHANGED, changes=(follows._replace(needs_bytes=GIB),))))
 
 
 def test_what_changed_nothing_is_said() -> None:

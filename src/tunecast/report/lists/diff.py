@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import count
 
 from tunecast import __version__
 from tunecast.planning.choice import DOLLARS
@@ -90,7 +89,7 @@ def _lines(file: FileChange) -> Iterator[str]:
             "cost": _both(file, cost_words),
         }
         if any(told.values()):
-            yield "; ".join(f"{name} {each}" for name, each in told.items() if each)
+            yield "; ".join(f"{name} {each}" for name, each in told.items() if each) + _if_it_did(file)
         if file.after.offer and file.after.total_usd is not None:
             yield f"cost on {file.after.offer}"
         planned = _both(file, _planned)
@@ -104,12 +103,13 @@ def _lines(file: FileChange) -> Iterator[str]:
 
 
 def change_words(file: FileChange) -> Iterator[str]:
-    """`sequence_len (line 14): 2048 → 8192: needs 19.02 GiB more, 27 % slower`."""
-    for change, number in zip(file.changes, count(1), strict=False):
-        if number > MOST_CHANGES:
-            yield f"and {len(file.changes) - MOST_CHANGES} more fields"
-            return
+    """`sequence_len (line 14): 2048 → 8192: needs 19.02 GiB more, 27 % slower`; nothing of a field that only follows
+    from another and costs nothing itself."""
+    told = [change for change in file.changes if change.key or change.needs_bytes is None or effect_words(change)]
+    for change in told[:MOST_CHANGES]:
         yield f"{key_words(file, change)}: {change_value(change)}{effect_words(change)}"
+    if len(told) > MOST_CHANGES:
+        yield f"and {len(told) - MOST_CHANGES} more fields"
 
 
 def key_words(file: FileChange, change: FieldChange) -> str:
@@ -141,6 +141,13 @@ def _both(file: FileChange, words: State) -> str:
     after = "" if file.after is None else words(file.after)
     before = "" if file.before is None else words(file.before)
     return after if before in ("", after) else f"{before} → {after or 'not known'}"
+
+
+def _if_it_did(file: FileChange) -> str:
+    return "" if all(state is None or state.fits for state in (file.before, file.after)) else f" ({AS_IF})"
+
+
+AS_IF = "of what does not fit, as if it did"
 
 
 def _pace(file: FileChange, form: str) -> str:
@@ -208,7 +215,7 @@ def _markdown(found: FileChanges, most: int, rows: int = ROWS) -> str:
         f"{hidden} more files are not shown." if hidden > 0 else "",
         bullets(f"{name_of(file)}: {_fate(file)}" for file in others[:rows]),
         *(folded(f"What changed in {html_code(_short(file.path))}", _changes(file)) for file in answered[:most]),
-        f"<sub>{plain(SMALL_PRINT)}</sub>" if answered else "",
+        f"<sub>{plain(SMALL_PRINT)} Time and cost {AS_IF}.</sub>" if answered else "",
     ]
     return "\n\n".join(filter(None, parts)) + "\n"
 
