@@ -40,18 +40,18 @@ repos:
 INSTALL = """\
 import sys
 from pathlib import Path
-import httpx
+import httpx2
 from huggingface_hub.cli import extensions, hf
 files, owner = Path(sys.argv.pop(1)), "tunecast-authors/hf-tunecast"
 
 def answer(method, url, **_):
-    request = httpx.Request(method, url)
+    request = httpx2.Request(method, url)
     name = files / url.rpartition("/HEAD/")[2]
     if url == f"https://github.com/{owner}":
-        return httpx.Response(200, request=request)
+        return httpx2.Response(200, request=request)
     if url.startswith(f"https://raw.githubusercontent.com/{owner}/HEAD/") and name.is_file():
-        return httpx.Response(200, request=request, content=name.read_bytes())
-    httpx.Response(404, request=request).raise_for_status()
+        return httpx2.Response(200, request=request, content=name.read_bytes())
+    httpx2.Response(404, request=request).raise_for_status()
 
 extensions._github_request = answer
 hf.main()

@@ -215,7 +215,7 @@ def _markdown(found: FileChanges, most: int, rows: int = ROWS) -> str:
         f"{hidden} more files are not shown." if hidden > 0 else "",
         bullets(f"{name_of(file)}: {_fate(file)}" for file in others[:rows]),
         *(folded(f"What changed in {html_code(_short(file.path))}", _changes(file)) for file in answered[:most]),
-        f"<sub>{plain(SMALL_PRINT)} Time and cost {AS_IF}.</sub>" if answered else "",
+        f"<sub>{plain(SMALL_PRINT)} Time and cost of what does not fit are as if it did.</sub>" if answered else "",
     ]
     return "\n\n".join(filter(None, parts)) + "\n"
 
