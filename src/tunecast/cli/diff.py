@@ -30,8 +30,8 @@ examples:
   tunecast diff --staged --fail-on does-not-fit      before a commit: exit code 3 where a file no longer fits
   tunecast diff --base origin/main --md diff.md      as Markdown, for a pull request
 
-A file names its card in a comment, # tunecast: gpu=rtx-4090 gpus=2 within=6h eu, which wins over --gpu; both win over
-the keys of the file. Files that do not say how they are launched, a model or a card are told with the remedy and fail
+A file names its card in a comment, # tunecast: gpu=rtx-4090 gpus=2 within=6h eu budget=50, which wins over --gpu; both
+win over the keys of the file. Files that do not say how they are launched, a model or a card are told with the remedy and fail
 nothing. Files beside them (DeepSpeed's, accelerate's) are read of the same revision, and a training file is looked at
 too where a file that it names changed.
 """
@@ -74,7 +74,7 @@ def parser() -> Parser:
     )
     output.add_argument(
         "--fail-on", metavar="WHAT", choices=(NEVER, *FAILURES, ANY), default=NEVER,
-        help=f"exit code 3 where a file {', '.join(FAILURES)}; {ANY}: and 5 where one has no answer; default: {NEVER}",
+        help=f"exit code 3 where a file {' or '.join(FAILURES)}; {ANY}: 5 where one has no answer; default: {NEVER}",
     )  # fmt: skip
     output.add_argument("--short", action="store_true", help="one line instead of the whole answer")
     add_json_flag(output)

@@ -197,6 +197,8 @@ def _plan(job: Job, version: Version, request: DiffRequest) -> PlannedRun | None
     options: PlanOptions = {"eu": version.comment.eu or request.eu}
     if within is not None:
         options["within"] = within
+    if version.comment.budget_usd is not None:
+        options["max_usd"] = version.comment.budget_usd
     try:
         best = Planner(job, options).plan().best
     except (DoesNotFit, OverBudget, NotResolved):

@@ -1,4 +1,4 @@
-"""What a file asks in a comment of its own: `# tunecast: gpu=rtx-4090 gpus=2 within=6h eu`.
+"""What a file asks in a comment of its own: `# tunecast: gpu=rtx-4090 gpus=2 within=6h eu budget=50`.
 
 A trainer's file rarely names its card. This line does, for whoever looks at the file alone: an editor, a commit, a pull
 request. It stands on a line of its own, anywhere in the file; JSON has no comments. Words are separated by blanks or
@@ -17,12 +17,15 @@ from tunecast.records import NamedTuple
 from tunecast.units import positive
 
 EXAMPLE = "# tunecast: gpu=rtx-4090"
-NAMES = ("gpu", "gpus", "within", "eu")
+NAMES = ("gpu", "gpus", "within", "eu", "budget")
+YES = ("true", "yes", "on", "1")
+NO = ("false", "no", "off", "0")
 MOST_WORDS = 16
 """Of a line; more are not read."""
 LONGEST = 64
 """Characters of a value."""
 MOST_PROBLEMS = 4
+MOST_DOLLARS = 1e9
 _COMMENT = re.compile(r"[ \t]*(?:#|//)+[ \t]*tunecast:(.*)", re.DOTALL)
 _BETWEEN = re.compile(r"[\s,]+")
 
@@ -35,6 +38,9 @@ class FileComment(NamedTuple):
     within: str | None = None
     """A deadline, such as 6h, as `tunecast plan --within` takes it."""
     eu: bool = False
+    """A plan only with machines that stand in the EU for sure."""
+    budget_usd: float | None = None
+    """Of a plan."""
     line: int = 0
     """Of the first such comment; 0 where there is none."""
     problems: tuple[str, ...] = ()
@@ -69,7 +75,13 @@ def comment_of(text: str) -> FileComment:
             elif len(problems) < MOST_PROBLEMS:
                 problems.append(f"line {line}: {wrong}")
     return FileComment(
-        said.get("gpu"), positive(said.get("gpus")), said.get("within"), "eu" in said, first, tuple(problems)
+        said.get("gpu"),
+        positive(said.get("gpus")),
+        said.get("within"),
+        said.get("eu", "no").lower() not in NO,
+        _dollars(said.get("budget", "")),
+        first,
+        tuple(problems),
     )
 
 
@@ -83,11 +95,22 @@ def _comments(text: str) -> Iterator[tuple[int, list[str]]]:
 
 def _wrong(name: str, value: str) -> str | None:
     if name not in NAMES:
-        return f"got {shown(name)}; allowed: gpu=NAME, gpus=N, within=TIME, eu{nearest_hint(name[:LONGEST], NAMES)}"
+        near = nearest_hint(name[:LONGEST], NAMES)
+        return f"got {shown(name)}; allowed: gpu=NAME, gpus=N, within=TIME, eu, budget=N{near}"
     if name == "eu":
-        return f"eu: got {shown(value)}; allowed: eu alone" if value else None
+        return None if value.lower() in ("", *YES, *NO) else f"eu: got {shown(value)}; allowed: eu alone"
     if not value or len(value) > LONGEST:
         return f"{name}: got {shown(value)}; allowed: {name}=VALUE, of at most {LONGEST} characters"
     if name == "gpus" and positive(value) is None:
         return f"gpus: got {shown(value)}; allowed: a whole number from 1 on"
+    if name == "budget" and _dollars(value) is None:
+        return f"budget: got {shown(value)}; allowed: dollars, such as 50"
     return None
+
+
+def _dollars(text: str) -> float | None:
+    try:
+        value = float(text.removeprefix("$"))
+    except ValueError:
+        return None
+    return value if 0 < value < MOST_DOLLARS else None
