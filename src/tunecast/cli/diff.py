@@ -31,9 +31,9 @@ examples:
   tunecast diff --base origin/main --md diff.md      as Markdown, for a pull request
 
 A file names its card in a comment, # tunecast: gpu=rtx-4090 gpus=2 within=6h eu budget=50, which wins over --gpu; both
-win over the keys of the file. Files that do not say how they are launched, a model or a card are told with the remedy and fail
-nothing. Files beside them (DeepSpeed's, accelerate's) are read of the same revision, and a training file is looked at
-too where a file that it names changed.
+win over the keys of the file. Files that do not say how they are launched, a model or a card are told with the remedy
+and fail nothing. Files beside them (DeepSpeed's, accelerate's) are read of the same revision, and a training file is
+looked at too where a file that it names changed.
 """
 SHORT = (
     *("--base", "--staged", "--gpu", "--gpus", "--plan", "--quick", "--fail-on", "--short", "--json", "--md"),
