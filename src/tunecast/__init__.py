@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from tunecast.door.catalogue import nodes as nodes
     from tunecast.door.compare import compare as compare
     from tunecast.door.data import data as data
+    from tunecast.door.diff import diff as diff
     from tunecast.door.explain_oom import explain_oom as explain_oom
     from tunecast.door.fit import fit as fit
     from tunecast.door.largest import largest as largest
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
     from tunecast.planning.choice import Choice as Choice
     from tunecast.planning.choice import Plan as Plan
     from tunecast.planning.comparison import Comparison as Comparison
+    from tunecast.planning.file_changes import FileChanges as FileChanges
     from tunecast.planning.fit.solution import Fit as Fit
     from tunecast.prediction.data.training_data import TrainingData as TrainingData
     from tunecast.prediction.prediction import Prediction as Prediction
@@ -73,6 +75,7 @@ _PLACES = {
     "door.catalogue": ("gpus", "models", "nodes"),
     "door.compare": ("compare",),
     "door.data": ("data",),
+    "door.diff": ("diff",),
     "door.explain_oom": ("explain_oom",),
     "door.fit": ("fit",),
     "door.largest": ("largest",),
@@ -95,6 +98,7 @@ _PLACES = {
     "market.listed": ("Offers",),
     "planning.choice": ("Choice", "Plan"),
     "planning.comparison": ("Comparison",),
+    "planning.file_changes": ("FileChanges",),
     "planning.fit.solution": ("Fit",),
     "prediction.data.training_data": ("TrainingData",),
     "prediction.prediction": ("Prediction",),

@@ -13,6 +13,7 @@ import tunecast
 from tunecast.cli import (
     compare,
     data,
+    diff,
     explain_oom,
     fit,
     fit_script,
@@ -35,7 +36,7 @@ PUBLIC = {
     "Choice", "Comparison", "DoesNotFit", "Fit", "Job", "Largest", "Memory", "NotResolved", "Offers",
     "OomExplanation", "OverBudget", "Plan", "Prediction", "ScriptTrace", "TrainingData", "TunecastError",
     "Unsupported", "UsageError", "__version__", "cancel", "compare", "data", "jobs", "launch", "logs", "Launched",
-    "LaunchedJobs", "LaunchedTogether", "RenderedTogether", "Rendering",
+    "LaunchedJobs", "LaunchedTogether", "RenderedTogether", "Rendering", "FileChanges", "diff",
     "explain_oom", "fit", "gpus", "largest", "models", "nodes", "offers", "plan", "predict",
     "read", "read_jobs", "recipe", "trace", "MeasuredRun", "StoredRuns", "runs", "calibration", "Callback", "watching",
 }  # fmt: skip
@@ -46,6 +47,7 @@ SCHEMAS = {
     tunecast.TrainingData: "tunecast.data/1", tunecast.Rendering: "tunecast.launch/1",
     tunecast.MeasuredRun: "tunecast.run/1",
     tunecast.Launched: "tunecast.launched/1", tunecast.LaunchedJobs: "tunecast.jobs/1",
+    tunecast.FileChanges: "tunecast.diff/1",
     tunecast.RenderedTogether: "tunecast.launch-many/1", tunecast.LaunchedTogether: "tunecast.launched-many/1",
 }  # fmt: skip
 
@@ -139,6 +141,10 @@ def test_flags_of_the_commands_that_ask_many_times() -> None:
     assert set(largest.parser()._option_string_actions) == ASKING | JOB | {"--short"}
     assert set(compare.parser()._option_string_actions) == ASKING | JOB | {
         "--to", "--short", "--no-calibration",
+    }  # fmt: skip
+    assert set(diff.parser()._option_string_actions) == HELP_ALL | {
+        "-h", "--help", "--base", "--staged", "--gpu", "--gpus", "--plan", "--within", "--eu", "--quick", "--fail-on",
+        "--short", "--json", "--md",
     }  # fmt: skip
     assert set(explain_oom.parser()._option_string_actions) == ASKING | JOB
 

@@ -12,6 +12,8 @@ completion.py    `tunecast completion bash|zsh|fish`
 cores.py         many jobs on all cores
 data.py          `tunecast data PATH`: how many samples and tokens training data has, how long they are, and what a
                  job makes of them
+diff.py          `tunecast diff [PATH...]`: what changed training files of a git repository need and cost now, and did
+                 before
 explain_oom.py   `tunecast explain-oom [JOB] train.log`: what filled the card, and what to change
 files.py         files asked for with --html and --snapshot
 filters.py       Flags that say which offers are meant, and in what money: `offers` and `plan` have the same
@@ -39,6 +41,7 @@ runs.py          `tunecast runs [list|show|export|import|publish|prune]`: what w
                  predictions were
 runs_compare.py  `tunecast runs compare JOB`: the measured runs nearest to a job, and how far their predictions were
                  off
+serve.py         `tunecast serve`: the page and the HTTP API, on this machine
 several.py       Several jobs in one command: the lines of a file, and every value of a sweep (`--set
                  lora.rank=8,16,64`)
 terminal.py      what stdout and stderr can show; the line that counts the seconds
@@ -46,7 +49,6 @@ trace.py         `tunecast trace -- train.py`: an unmodified script, run by the 
                  is not there
 usage.py         --help on one screen, --help-all
 watch.py         `tunecast watch [JOB] -- COMMAND`: any program, run as it is and measured
-serve.py        `tunecast serve`: the page and the HTTP API, on this machine
 
 A command is one file with `run(argv) -> exit code` and a line in `main.COMMANDS`; nothing of it is imported before it
 is asked for, so that `tunecast --version` takes no longer than Python itself.

@@ -78,6 +78,10 @@ COMMANDS: Mapping[str, Command] = {
         "what differs between two jobs, and what each difference costs",
         "tunecast compare before.yaml after.yaml",
     ),
+    "diff": Command(
+        "what the training files that changed in a git repository need and cost now, and did before",
+        "tunecast diff --base main --gpu rtx-4090",
+    ),
     "explain-oom": Command(
         "what filled the card when PyTorch ran out of memory, and what to change",
         "tunecast explain-oom job.yaml train.log",

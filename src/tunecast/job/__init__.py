@@ -5,6 +5,7 @@ check.py           What contradicts what in a job
 check_images.py    What contradicts what in what a job says of images (rules of `check.py`)
 check_parallel.py  What contradicts what in how a job is split over its cards (rules of `check.py`)
 check_tasks.py     What contradicts what in what a job is trained for (rules of `check.py`)
+comment.py         What a file asks in a comment of its own: `# tunecast: gpu=rtx-4090 gpus=2 within=6h eu budget=50`
 config_keys.py     What kind of value each key of a config.json has, as far as anything here reads it
 defaults.py        docs/defaults.md, made from the fields themselves
 fetch.py           One request to a server that is not trusted: bounded in bytes and in time, the token for its own

@@ -5,6 +5,7 @@ Names come from price lists and files. What would be markup, a link, a mention o
 
 from __future__ import annotations
 
+import html
 import re
 from collections.abc import Iterable, Sequence
 
@@ -26,6 +27,11 @@ def plain(text: str) -> str:
 def code(text: str) -> str:
     """In a code span nothing is markup but the backtick and, in a table, the bar."""
     return f"`{shown(text).replace('`', chr(39)).replace('|', '¦')}`"
+
+
+def html_code(text: str) -> str:
+    """The same inside of HTML (`folded`'s title), where no Markdown is read."""
+    return f"<code>{html.escape(shown(text), quote=True)}</code>"
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[int] = ()) -> str:

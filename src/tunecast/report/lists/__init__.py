@@ -3,6 +3,7 @@
 cards.py       Cards for the terminal and for programs: a line each, or all that is known of one
 compare.py     Two jobs side by side, for the terminal and for programs: memory, time and money
 data.py        Training data, for the terminal: what it is, how long its samples are, what a job makes of them
+diff.py        What changed training files need and cost, for a terminal and, as Markdown, for a pull request
 fit.py         What to change so that a job fits or takes less time, for the terminal and for programs
 largest.py     What fits a card at most, for the terminal and for programs
 launch.py      What a launch would run, what it started, and how it stands

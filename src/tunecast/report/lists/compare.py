@@ -65,7 +65,7 @@ def summary(found: Comparison) -> str:
     parts = [f"needs {gib(abs(more))} {'more' if more > 0 else 'less'}" if more else "needs the same memory"]
     slower = found.difference_time.more_time_fraction
     if slower is not None:
-        parts.append(_slower(slower))
+        parts.append(slower_words(slower))
     usd = found.difference_usd
     if usd is not None:
         unit = "" if _are_whole(found.cost) else " per million tokens"
@@ -81,7 +81,7 @@ def _verdicts(found: Comparison) -> str:
     return {"fits": "both fit", "may not fit": "both may not fit", "does not fit": "neither fits"}[old]
 
 
-def _slower(more: float) -> str:
+def slower_words(more: float) -> str:
     """Of the time for the same tokens: `2.4 times as fast`, `12 % slower`."""
     if abs(more) < LEAST_TIME:
         return "the same speed"
@@ -209,7 +209,7 @@ def _step_time(more: float | None) -> str:
 
 
 def _change(difference: Difference) -> str:
-    return f"{difference.field}: {_value(difference.before)} → {_value(difference.after)}"
+    return f"{difference.field}: {value_words(difference.before)} → {value_words(difference.after)}"
 
 
 def _mostly(step: FieldStep) -> str:
@@ -231,7 +231,7 @@ def _where(found: Comparison, terminal: Terminal) -> list[str]:
     return headed([("", "before", "after", "difference"), *rows], terminal) if rows else []
 
 
-def _value(value: Any) -> str:
+def value_words(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     text = shown(", ".join(map(str, value)) if isinstance(value, tuple) else str(value)) or "[]"
