@@ -24,6 +24,7 @@ from tunecast.learn.inside.outside import Limits
 from tunecast.learn.inside.outside import watch as watch_program
 from tunecast.learn.inside.process import OOM, WatchedProcess, the_process
 from tunecast.learn.intake import add, complete, new_folder
+from tunecast.learn.record import salvaged
 from tunecast.records import dataclass
 from tunecast.result import Result
 from tunecast.units import gib
@@ -111,6 +112,9 @@ def plain(text: str) -> str:
 
 def kept(record: Mapping[str, Any], folder: str, told: TextIO | None) -> bool:
     """Added to the store; else its journal stays."""
+    record, left_out = salvaged(record)
+    if left_out:
+        say(f"left out of the record, as none takes such a value: {', '.join(left_out)}", told)
     try:
         add(record)
     except TunecastError as error:
