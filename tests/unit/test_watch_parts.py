@@ -275,6 +275,20 @@ def test_out_of_memory_is_said_before_it_comes() -> None:
     assert "ahead" not in warnings(live(expected=expected, memory={"allocated_bytes": 12 * GIB}))
 
 
+def test_before_anything_is_measured_the_prediction_says_what_runs_out_of_memory() -> None:
+    records = [{"step": step, "rows": 4, "length": 500 * step, "allocated_bytes": step * GIB} for step in (1, 12, 24)]
+    expected = {"records": records, "capacity_bytes": 23 * GIB, "predicted": {"allocated_bytes": 24 * GIB}}
+    told = "this run is predicted to run out of memory at step 24: the longest batch comes then "
+    for step in (0, 3):
+        assert warnings(Live(expected, {"step": step}, {}, 9.0)) == {
+            "expected": f"{told}(4 x 12,000 tokens, 24.00 GiB of 23.00 GiB)"
+        }
+    assert not warnings(Live(expected, {"step": 24}, {}, 9.0)), "it has passed"
+    assert warnings(Live({**expected, "records": []}, {}, {}, 9.0)) == {
+        "expected": "this run is predicted to run out of memory: 24.00 GiB of 23.00 GiB"
+    }
+
+
 def test_the_longest_batches_are_found_in_the_data_s_order() -> None:
     lengths = [900] + [100] * 63
     job = read(

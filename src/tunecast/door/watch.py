@@ -98,11 +98,15 @@ def with_note(record: Mapping[str, Any], folder: str, job: Job | None) -> dict[s
         return dict(record)
     fits = next((each for each in explained.changes or () if each.fits), None)
     if fits is not None:
-        settings = ", ".join(f"{name} {shown(value)}" for name, value in fits.set.items())
+        settings = ", ".join(f"{name} {_setting(value)}" for name, value in fits.set.items())
         note = f"would have fit with {settings}: {gib(fits.saves_bytes)} less"
     else:
         note = explained.advice[0].how
     return {**record, "note": plain(note)}
+
+
+def _setting(value: object) -> str:
+    return " and ".join(map(str, value)) if isinstance(value, (list, tuple)) else shown(value)
 
 
 def plain(text: str) -> str:
