@@ -29,7 +29,7 @@ from tunecast.learn.inside.nvml import PATH, load, visible
 from tunecast.learn.inside.outside import Told, lay_out
 from tunecast.learn.inside.process import WatchedProcess
 from tunecast.learn.inside.sampler import Sampler
-from tunecast.learn.intake import complete, take_killed
+from tunecast.learn.intake import complete, goes_on, take_killed
 from tunecast.learn.journal import last_line, record_of
 from tunecast.learn.record import run_from, salvaged
 from tunecast.prediction.lessons.correction import Correction
@@ -451,3 +451,14 @@ def test_one_journal_that_is_no_record_does_not_keep_others_from_the_store(tmp_p
     assert [each["id"] for each in take_killed(environ)] == ["a" * 32]
     assert [path.name for path in running.iterdir()] == ["bad-4194305-a"], "kept, and not looked at again"
     assert not list(take_killed(environ))
+
+
+def test_a_process_with_the_number_of_one_that_is_gone_is_another(tmp_path: Path) -> None:
+    place = tmp_path / f"{os.getpid()}-a"
+    place.mkdir()
+    assert goes_on(place), "it has written nothing yet"
+    journal = journal_of(place, HEAD)
+    assert goes_on(place)
+    for path in (journal, place):
+        os.utime(path, (1.0, 1.0))
+    assert not goes_on(place), "this process began after the last line"

@@ -21,6 +21,7 @@ from tunecast import __version__
 from tunecast.errors import NotResolved, TunecastError, UsageError
 from tunecast.hardware.catalog import gpu as gpu_named
 from tunecast.job.readers.bounds import bounded_text
+from tunecast.learn.inside.measure import process_began
 from tunecast.learn.inside.merge import RUN
 from tunecast.learn.journal import record_of
 from tunecast.learn.record import salvaged
@@ -30,6 +31,8 @@ from tunecast.learn.runs_store.store import open_store
 KEY, TAKEN, BAD = "host_key", "taken", "bad"
 MACHINE = ("/etc/machine-id", "/var/lib/dbus/machine-id")
 MOST_BYTES = 1 << 16
+SLACK_S = 2.0
+"""Of a file system's clock."""
 
 
 def new_folder(environ: Mapping[str, str] = os.environ) -> str:
@@ -123,9 +126,16 @@ def take_killed(environ: Mapping[str, str] = os.environ) -> Iterator[dict[str, A
 
 def goes_on(place: Path) -> bool:
     """Whether the process that its folder is called by still runs, or one of its ranks, though what watched them does
-    not."""
+    not. One that began after the last line was written has the number of another, as after the machine started anew."""
     ranks = [path.stem.rpartition("-")[2] for path in place.glob("rank-*.jsonl")]
-    return any(each.isdecimal() and os.path.exists(f"/proc/{each}") for each in (place.name.partition("-")[0], *ranks))
+    try:
+        written = max(path.stat().st_mtime for path in (place, *place.glob("*.jsonl")))
+    except OSError:  # taken by another program this moment
+        return False
+    return any(
+        each.isdecimal() and os.path.exists(f"/proc/{each}") and process_began(each) <= written + SLACK_S
+        for each in (place.name.partition("-")[0], *ranks)
+    )
 
 
 def take_launched(folder: Path, environ: Mapping[str, str] = os.environ, *, here: bool = True) -> list[dict[str, Any]]:

@@ -208,10 +208,10 @@ def quantile(ordered: list[float], share: float) -> float | None:
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else None
 
 
-def process_began() -> float:
-    """When this process was started, by the clock of the wall; now, where nobody says."""
+def process_began(process: str = "self") -> float:
+    """When it was started, by the clock of the wall; now, where nobody says."""
     try:
-        with open("/proc/self/stat", "rb") as file:
+        with open(f"/proc/{process}/stat", "rb") as file:
             ticks = int(file.read().rpartition(b")")[2].split()[19])
         age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
         return time.time() - max(0.0, age)

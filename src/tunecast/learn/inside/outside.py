@@ -283,7 +283,7 @@ class Told:
 
 def _width() -> int:
     with contextlib.suppress(OSError, ValueError):
-        return os.get_terminal_size(2).columns
+        return os.get_terminal_size(2).columns or 80
     return 80
 
 
