@@ -21,7 +21,7 @@ model: llama-3.2-1b
 method: lora
 micro_batch: 4
 grad_accum: 2
-hardware: {gpu: rtx-4090, capacity_bytes: 4500000000}
+hardware: {gpu: rtx-4090, capacity_bytes: 3900000000}
 data: {lengths: %s}
 """
 """Of the rows that `trainer.py ... longest` trains a smaller model on, in the same order."""
