@@ -16,6 +16,15 @@ SOURCE = Path(__file__).parents[2] / "src"
 PROGRAMS = Path(__file__).parent / "watched"
 WATCH = (sys.executable, "-m", "tunecast", "watch")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+JOB = """\
+model: llama-3.2-1b
+method: lora
+micro_batch: 4
+grad_accum: 2
+hardware: {gpu: rtx-4090, capacity_bytes: 3900000000}
+data: {lengths: %s}
+"""
+"""Of the rows that `trainer.py ... longest` trains a smaller model on, in the same order."""
 
 
 @pytest.fixture(scope="module")
@@ -23,12 +32,14 @@ def runs(tmp_path_factory: pytest.TempPathFactory, run_programs: Any) -> dict[st
     """All of them side by side, each with a store of its own."""
     folder = tmp_path_factory.mktemp("watched")
     made = tiny_training.make(folder)
+    (folder / "job.yaml").write_text(JOB % ([16] * 399 + [256]))
     trainer, sft, loop = (str(PROGRAMS / name) for name in ("trainer.py", "sft.py", "loop.py"))
     python = (sys.executable,)
     commands = {
         "trainer": (*WATCH, "--", *python, trainer, str(folder / "trainer"), "12"),
         "ranks": (*WATCH, "--", *TORCHRUN, trainer, str(folder / "ranks"), "1000000", "asked"),
         "oom": (*WATCH, "--", *python, trainer, str(folder / "oom"), "12", "oom"),
+        "longest": (*WATCH, str(folder / "job.yaml"), "--", *python, trainer, str(folder / "longest"), "50", "longest"),
         "callback": (*python, trainer, str(folder / "callback"), "6", "callback"),
         "sft": (*WATCH, "--", *python, sft, str(made)),
         "loop": (*python, loop),
@@ -79,6 +90,15 @@ def test_out_of_memory_is_told_from_other_failures(runs: dict[str, Any]) -> None
     record = the_record(runs, "oom", code=1)
     assert record["state"] == "oom" and record["time"]["steps"] == 1
     assert "torch.OutOfMemoryError: CUDA out of memory" in runs["oom"].stderr
+
+
+def test_the_step_of_the_longest_batch_is_said_before_it_comes(runs: dict[str, Any]) -> None:
+    record, told = the_record(runs, "longest", code=1), runs["longest"].stderr
+    step = record["time"]["steps"] + 1
+    assert record["state"] == "oom" and step > 2, "it comes neither first nor second"
+    assert told.index(f"predicted to run out of memory at step {step}: the longest batch comes then") < told.index(
+        f"the longest batch comes at step {step}"
+    )
 
 
 def test_a_callback_needs_nothing_outside(runs: dict[str, Any]) -> None:

@@ -13,8 +13,10 @@ import pytest
 from tunecast.door.launch import launch
 from tunecast.door.recorded import measured_notes
 from tunecast.launching.rendering import Rendering
+from tunecast.learn import shipping
 from tunecast.learn.intake import take_launched
 from tunecast.learn.runs_store.store import open_store
+from tunecast.learn.shipping import SOURCES
 
 
 def rendering_of(**how: Any) -> Rendering:
@@ -79,3 +81,10 @@ def test_a_job_whose_recorder_is_broken_trains_all_the_same(tmp_path: Path, rend
     done = run(tmp_path, Rendering("x", "local", "trl", broken, ()), "echo trained; exit 4")
     assert (done.returncode, done.stdout) == (4, "trained\n")
     assert "this run is not measured" in done.stderr
+
+
+def test_every_file_that_measures_goes_with_a_job() -> None:
+    there = {path.name for path in Path(shipping.__file__).parent.glob("inside/*.py")}
+    assert set(SOURCES) == there - {"record.py", "loop.py"}, (
+        "the one is beside the job, the other for loops with tunecast"
+    )

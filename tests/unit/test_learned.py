@@ -179,3 +179,12 @@ def test_far_is_rare() -> None:
     from statistics import NormalDist
 
     assert 1 / (2 * NormalDist().cdf(-FAR)) == pytest.approx(15_787, rel=0.01)
+
+
+def test_a_run_on_another_card_than_it_was_predicted_for_teaches_nothing() -> None:
+    def learned_of(planned: dict[str, Any], **job: Any) -> int:
+        return len(learn([record(0, 1.05, job={"model": "llama-3.1-8b", "hardware": planned, **job})]).runs)
+
+    assert learned_of({"gpu": "rtx-4090", "gpus": 1}) == learned_of({}) == 1
+    assert learned_of({"gpu": "h100-sxm-80gb", "gpus": 1}) == learned_of({"gpu": "rtx-4090", "gpus": 2}) == 0
+    assert learned_of({"gpu": "rtx-4090", "gpus": 2}, parallel={"layers": 2}) == 1, "one process has both"

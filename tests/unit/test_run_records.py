@@ -227,3 +227,14 @@ def test_a_name_of_the_machine_that_is_left_is_refused() -> None:
     assert anonymised(run, ["zeus", "root"]).job
     with pytest.raises(UsageError, match=r"^job: holds 'hephaistos'"):
         anonymised(run, ["hephaistos"])
+
+
+def test_a_model_of_somebody_s_own_type_is_not_published_by_its_config() -> None:
+    def shape_of(**config: object) -> object:
+        return anonymised(run_from(changed("model_shape", {"hidden_size": 64, **config})), ["zeus"]).model_shape
+
+    named = {"architectures": ["ZeusForCausalLM"]}
+    assert shape_of(model_type="llama", **named) == {"hidden_size": 64, "model_type": "llama"}
+    assert shape_of(model_type="zeus_llm", **named) is None is shape_of(**named)
+    with pytest.raises(UsageError, match="model_shape: holds 'zeus'"):
+        shape_of(model_type="llama", zeus_gates=4)

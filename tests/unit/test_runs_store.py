@@ -296,9 +296,15 @@ def test_a_password_is_never_shown() -> None:
     assert place.shown == "postgresql://db.example/runs"
     assert not any(word in f"{place!r}{place.shown}" for word in ("s3cr", "hidden2", "joe"))
     assert {"s3cr%40t", "s3cr@t", "hidden2", SERVER} <= set(place.secrets)
-    odd = store_place({"TUNECAST_STORE": "postgres://joe:a b@c/d@host/<db>"})
-    assert "a b" not in odd.shown and odd.shown == "the PostgreSQL store"
-    for wrong in ("mysql://joe:secret@host/db", "x\0y", "x" * 5000):
+    odd = store_place({"TUNECAST_STORE": "postgres://joe:a%20b@host/<db>"})
+    assert "a%20b" not in odd.shown and odd.shown == "the PostgreSQL store"
+    unclear = ("a secret", "a@secret", "secret/a", "secret?a")  # of which libpq names a part
+    for wrong in (
+        "mysql://joe:secret@host/db",
+        "x\0y",
+        "x" * 5000,
+        *(f"postgres://joe:{each}@h/d" for each in unclear),
+    ):
         with pytest.raises(UsageError) as refused:
             store_place({"TUNECAST_STORE": wrong})
         assert "secret" not in refused.value.message

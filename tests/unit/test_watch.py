@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from tunecast.learn.inside import outside
+from tunecast.learn.inside.host_memory import HostMemory, host_memory, killed_note
 from tunecast.learn.inside.outside import Limits
 from tunecast.learn.inside.sampler import Sampler
 from tunecast.learn.record import run_from
@@ -109,6 +110,47 @@ def test_a_kill_leaves_what_was_measured(tmp_path: Path) -> None:
     assert record["state"] == "killed" and record["time"]["steps"] == 3
 
 
+@pytest.mark.parametrize(
+    ("folder", "counter", "most"),
+    [
+        ("sys/fs/cgroup/job", "memory.events", "memory.max"),
+        ("sys/fs/cgroup/memory/job", "memory.oom_control", "memory.limit_in_bytes"),
+    ],
+)
+def test_a_kill_by_the_kernel_says_what_memory_it_needed(tmp_path: Path, folder: str, counter: str, most: str) -> None:
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("0::/job\n" if "events" in counter else "5:cpu:/\n4:memory:/job\n")
+    (tmp_path / "proc/vmstat").write_text("oom_kill 70\n")
+    group = tmp_path / folder
+    group.mkdir(parents=True)
+    (group / counter).write_text("oom 1\noom_kill 2\n")
+    (group / most).write_text(f"{32 << 30}\n")
+    before = host_memory(str(tmp_path), 64 << 30)
+    assert before == HostMemory(2, 32 << 30), "the container's, not the machine's"
+    assert killed_note(before, before, 40 << 30) is None, "somebody else sent the signal"
+    (group / counter).write_text("oom 2\noom_kill 3\n")
+    after = host_memory(str(tmp_path), 64 << 30)
+    fit = "the kernel ended it, out of host memory of 32.00 GiB: it would have fit with 40.00 GiB"
+    assert killed_note(before, after, 40 << 30) == fit
+    fewer = "fewer data loader workers or processes on a machine need less"
+    assert killed_note(before, after, None) == f"the kernel ended it, out of host memory of 32.00 GiB: {fewer}"
+    for unlimited in ("max\n", f"{2**63 - 4096}\n"):
+        (group / most).write_text(unlimited)
+        assert host_memory(str(tmp_path), 64 << 30).limit_bytes == 64 << 30
+    (group / counter).unlink()
+    assert host_memory(str(tmp_path)).kills == 70
+
+
+def test_a_program_that_the_kernel_killed_has_it_in_its_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = iter([HostMemory(0, 8 << 30), HostMemory(1, 8 << 30)])
+    monkeypatch.setattr(outside, "host_memory", lambda **_: next(counted))
+    ended = outside.watch(["sh", "-c", "kill -9 $$"], str(tmp_path), expected={"ram_bytes": 9 << 30})
+    assert ended.record is not None and ended.record["state"] == "killed"
+    assert (
+        ended.record["note"] == "the kernel ended it, out of host memory of 8.00 GiB: it would have fit with 9.00 GiB"
+    )
+
+
 def test_when_watch_itself_is_killed_the_next_one_takes_the_record(tmp_path: Path) -> None:
     from tunecast.learn.intake import take_killed
 
@@ -156,6 +198,12 @@ def test_a_limit_that_is_near_asks_the_training_and_ends_it_where_that_does_not_
     run._limit(670, run.live(670))
     run._limit(680, run.live(680))
     assert sent == [signal.SIGTERM]
+    run._limit(969, run.live(969))
+    assert sent == [signal.SIGTERM], "it may save in its own way"
+    run._limit(970, run.live(970))
+    run._limit(980, run.live(980))
+    assert sent == [signal.SIGTERM, signal.SIGKILL]
+    assert told.texts["killed"] == "it goes on 5 min after SIGTERM: SIGKILL is sent"
 
 
 def test_a_training_that_saves_is_not_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

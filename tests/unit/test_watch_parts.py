@@ -17,6 +17,7 @@ import pytest
 
 from tunecast.door.predict import predict
 from tunecast.door.read import read
+from tunecast.errors import NotResolved, UsageError
 from tunecast.learn.expected import largest_steps, predicted_of
 from tunecast.learn.inside import export, process
 from tunecast.learn.inside.batches import CountedBatches, count_batches
@@ -28,7 +29,9 @@ from tunecast.learn.inside.nvml import PATH, load, visible
 from tunecast.learn.inside.outside import Told, lay_out
 from tunecast.learn.inside.process import WatchedProcess
 from tunecast.learn.inside.sampler import Sampler
+from tunecast.learn.intake import complete, goes_on, take_killed
 from tunecast.learn.journal import last_line, record_of
+from tunecast.learn.record import run_from, salvaged
 from tunecast.prediction.lessons.correction import Correction
 
 GIB = 1 << 30
@@ -272,6 +275,20 @@ def test_out_of_memory_is_said_before_it_comes() -> None:
     assert "ahead" not in warnings(live(expected=expected, memory={"allocated_bytes": 12 * GIB}))
 
 
+def test_before_anything_is_measured_the_prediction_says_what_runs_out_of_memory() -> None:
+    records = [{"step": step, "rows": 4, "length": 500 * step, "allocated_bytes": step * GIB} for step in (1, 12, 24)]
+    expected = {"records": records, "capacity_bytes": 23 * GIB, "predicted": {"allocated_bytes": 24 * GIB}}
+    told = "this run is predicted to run out of memory at step 24: the longest batch comes then "
+    for step in (0, 3):
+        assert warnings(Live(expected, {"step": step}, {}, 9.0)) == {
+            "expected": f"{told}(4 x 12,000 tokens, 24.00 GiB of 23.00 GiB)"
+        }
+    assert not warnings(Live(expected, {"step": 24}, {}, 9.0)), "it has passed"
+    assert warnings(Live({**expected, "records": []}, {}, {}, 9.0)) == {
+        "expected": "this run is predicted to run out of memory: 24.00 GiB of 23.00 GiB"
+    }
+
+
 def test_the_longest_batches_are_found_in_the_data_s_order() -> None:
     lengths = [900] + [100] * 63
     job = read(
@@ -380,3 +397,68 @@ def test_what_was_learned_is_written_beside_the_prediction() -> None:
         timing=found.timing._replace(learned=Correction(log_ratio=log(1.25))),
     )  # fmt: skip
     assert predicted_of(learned)["learned"] == pytest.approx(1.25)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        {"event": "seen", "at": 1e300},
+        {"event": "seen", "at": 10**400},
+        {"event": "seen", "outside": [1]},
+        {"event": "steps", "time": {"phases_s": {"data": 10**400, "training": 10**400}}},
+        {"event": "end", "state": {}, "losses": 5},
+    ],
+)
+def test_figures_that_nobody_measures_are_refused_by_name(tmp_path: Path, line: dict[str, Any]) -> None:
+    place = journal_of(tmp_path, {**HEAD, "rank": 0}, line)
+    with pytest.raises((NotResolved, UsageError)):
+        run_from(record_of(place))
+
+
+def test_a_loss_that_is_no_number_is_said_and_the_rest_of_the_run_is_kept(tmp_path: Path) -> None:
+    process = WatchedProcess(str(tmp_path), "loop", alone=True, finished=lambda record: found.append(record))
+    found: list[dict[str, Any]] = []
+    for step, loss in ((1, 2.5), (2, float("nan")), (3, float("inf")), (4, 1e300), (5, 2.0)):
+        process.loss = (step, loss)
+        process.read_loss()
+    process.trained()
+    (record,) = found
+    assert record["loss"] == [[1, 2.5], [5, 2.0]] and record["note"] == "the loss was no finite number by step 2"
+    assert run_from(complete(record)).to_dict()["state"] == "done"
+    assert record_of(tmp_path)["loss"] == [[1, 2.5], [5, 2.0]], "in the journal too"
+
+
+def test_what_no_record_takes_is_left_out_and_the_rest_is_kept() -> None:
+    record = {
+        "schema": "tunecast.run/1", "id": "0" * 32, "source": "loop", "state": "done", "began": "2026-11-18T07:00:00Z",
+        "ended": "2026-11-18T06:59:59Z", "hardware": {"cpu": "/etc/passwd", "cpu_cores": 4}, "note": "a\nb",
+        "software": {"torch": "2.13.0 (ours)"}, "time": {"steps": 3, "step_s": float("nan")},
+    }  # fmt: skip
+    found, left_out = salvaged(record)
+    run = run_from(found)
+    assert sorted(left_out) == ["ended", "hardware.cpu", "note", "software", "time.step_s"]
+    assert run.hardware is not None and run.hardware.cpu_cores == 4 and run.time is not None and run.time.steps == 3
+    assert salvaged(found) == (found, ())
+
+
+def test_one_journal_that_is_no_record_does_not_keep_others_from_the_store(tmp_path: Path) -> None:
+    environ = {"XDG_DATA_HOME": str(tmp_path), "TUNECAST_STORE": str(tmp_path / "runs.db")}
+    good = {"schema": "tunecast.run/1", "id": "a" * 32, "source": "watch", "state": "done"}
+    running = tmp_path / "tunecast" / "running"
+    for name, record in (("4194305-a", {"id": 1}), ("4194305-b", {**good, "began": "2026-11-18T07:00:00Z"})):
+        (running / name).mkdir(parents=True)
+        journal_of(running / name, {"event": "begin", "record": record}, {"event": "end", "record": record})
+    assert [each["id"] for each in take_killed(environ)] == ["a" * 32]
+    assert [path.name for path in running.iterdir()] == ["bad-4194305-a"], "kept, and not looked at again"
+    assert not list(take_killed(environ))
+
+
+def test_a_process_with_the_number_of_one_that_is_gone_is_another(tmp_path: Path) -> None:
+    place = tmp_path / f"{os.getpid()}-a"
+    place.mkdir()
+    assert goes_on(place), "it has written nothing yet"
+    journal = journal_of(place, HEAD)
+    assert goes_on(place)
+    for path in (journal, place):
+        os.utime(path, (1.0, 1.0))
+    assert not goes_on(place), "this process began after the last line"

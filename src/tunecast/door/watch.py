@@ -24,6 +24,7 @@ from tunecast.learn.inside.outside import Limits
 from tunecast.learn.inside.outside import watch as watch_program
 from tunecast.learn.inside.process import OOM, WatchedProcess, the_process
 from tunecast.learn.intake import add, complete, new_folder
+from tunecast.learn.record import salvaged
 from tunecast.records import dataclass
 from tunecast.result import Result
 from tunecast.units import gib
@@ -97,11 +98,15 @@ def with_note(record: Mapping[str, Any], folder: str, job: Job | None) -> dict[s
         return dict(record)
     fits = next((each for each in explained.changes or () if each.fits), None)
     if fits is not None:
-        settings = ", ".join(f"{name} {shown(value)}" for name, value in fits.set.items())
+        settings = ", ".join(f"{name} {_setting(value)}" for name, value in fits.set.items())
         note = f"would have fit with {settings}: {gib(fits.saves_bytes)} less"
     else:
         note = explained.advice[0].how
     return {**record, "note": plain(note)}
+
+
+def _setting(value: object) -> str:
+    return " and ".join(map(str, value)) if isinstance(value, (list, tuple)) else shown(value)
 
 
 def plain(text: str) -> str:
@@ -111,6 +116,9 @@ def plain(text: str) -> str:
 
 def kept(record: Mapping[str, Any], folder: str, told: TextIO | None) -> bool:
     """Added to the store; else its journal stays."""
+    record, left_out = salvaged(record)
+    if left_out:
+        say(f"left out of the record, as none takes such a value: {', '.join(left_out)}", told)
     try:
         add(record)
     except TunecastError as error:

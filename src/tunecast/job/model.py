@@ -170,8 +170,11 @@ def model_config(
 
 def is_native(model: ModelConfig) -> bool:
     """Whether transformers itself has its causal language model."""
-    names = (model.model_type, str(model.raw.get("model_type")))
-    return any(name in _architectures("native") for name in names)
+    return any(map(is_native_type, (model.model_type, model.raw.get("model_type"))))
+
+
+def is_native_type(model_type: object) -> bool:
+    return str(model_type) in _architectures("native")
 
 
 def bounded_config(path: Path) -> object:

@@ -13,6 +13,7 @@ from tunecast.hardware.catalog import gpu as gpu_named
 from tunecast.job.job import Job, all_knobs
 from tunecast.job.model import ModelConfig, language_part, resolve_model
 from tunecast.job.registry import bundled_name
+from tunecast.learn.recordable import ran_as_planned
 from tunecast.prediction.evidence import LOW_PRECISION, ONE, SEVERAL, SIXTEEN_BITS, family_of
 from tunecast.prediction.lessons.nearest import (
     ErrorRange,
@@ -112,6 +113,8 @@ def near_runs(records: Iterable[Record]) -> Iterator[NearRun]:
 def errors_of(record: Record) -> tuple[float | None, float | None]:
     """Of memory and of a step's time: measured over predicted, less 1."""
     if record.get("state") not in ("done", "stopped"):
+        return None, None
+    if not ran_as_planned(record.get("job") or {}, record.get("hardware") or {}):
         return None, None
     said, memory, time = (record.get(name) or {} for name in ("predicted", "memory", "time"))
     held = next(

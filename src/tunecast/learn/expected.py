@@ -35,6 +35,7 @@ def expected_of(job: Job, found: Prediction) -> dict[str, Any]:
         "model_shape": model_shape(job),
         "predicted": predicted_of(found),
         "capacity_bytes": found.capacity_bytes,
+        "ram_bytes": None if found.outside is None else found.outside.machine_ram_bytes,
         "card": cards_of(job) if job.hardware.gpu else None,
         "steps": None if time is None else time.steps,
         "save_s": spans.get("save", 0.0) / saves if saves else None,

@@ -18,17 +18,21 @@ from pathlib import Path
 from typing import Any
 
 from tunecast import __version__
-from tunecast.errors import NotResolved, TunecastError
+from tunecast.errors import NotResolved, TunecastError, UsageError
 from tunecast.hardware.catalog import gpu as gpu_named
 from tunecast.job.readers.bounds import bounded_text
+from tunecast.learn.inside.measure import process_began
 from tunecast.learn.inside.merge import RUN
 from tunecast.learn.journal import record_of
+from tunecast.learn.record import salvaged
 from tunecast.learn.runs_store.place import RUNNING, data_folder
 from tunecast.learn.runs_store.store import open_store
 
-KEY, TAKEN = "host_key", "taken"
+KEY, TAKEN, BAD = "host_key", "taken", "bad"
 MACHINE = ("/etc/machine-id", "/var/lib/dbus/machine-id")
 MOST_BYTES = 1 << 16
+SLACK_S = 2.0
+"""Of a file system's clock."""
 
 
 def new_folder(environ: Mapping[str, str] = os.environ) -> str:
@@ -44,7 +48,10 @@ def complete(
     record: Mapping[str, Any], environ: Mapping[str, str] = os.environ, *, here: bool = True
 ) -> dict[str, Any]:
     """With the card as the catalogue names it, this machine (`here`: it ran on it) and this release."""
-    hardware = dict(record.get("hardware") or {})
+    told = record.get("hardware") or {}
+    if not isinstance(told, Mapping):  # whoever reads the record says so
+        return dict(record)
+    hardware = dict(told)
     if hardware.get("device") is None:
         hardware["gpus"] = None
     elif hardware.get("gpu") is None:
@@ -90,7 +97,7 @@ def add(record: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> N
 def take(folder: Path, environ: Mapping[str, str] = os.environ, *, here: bool = True) -> dict[str, Any] | None:
     """The record of a run that is over, added to the store; None where the folder holds no journal."""
     try:
-        record = complete(record_of(folder), environ, here=here)
+        record, _ = salvaged(complete(record_of(folder), environ, here=here))
     except NotResolved:
         return None
     add(record, environ)
@@ -106,7 +113,12 @@ def take_killed(environ: Mapping[str, str] = os.environ) -> Iterator[dict[str, A
     for place in places:
         if not place.name.partition("-")[0].isdecimal() or goes_on(place):
             continue
-        record = take(place, environ)
+        try:
+            record = take(place, environ)
+        except UsageError:  # no record, whoever wrote it: kept, and not looked at again
+            with contextlib.suppress(OSError):
+                place.rename(place.with_name(f"{BAD}-{place.name}"))
+            continue
         shutil.rmtree(place, ignore_errors=True)
         if record is not None:
             yield record
@@ -114,9 +126,16 @@ def take_killed(environ: Mapping[str, str] = os.environ) -> Iterator[dict[str, A
 
 def goes_on(place: Path) -> bool:
     """Whether the process that its folder is called by still runs, or one of its ranks, though what watched them does
-    not."""
+    not. One that began after the last line was written has the number of another, as after the machine started anew."""
     ranks = [path.stem.rpartition("-")[2] for path in place.glob("rank-*.jsonl")]
-    return any(each.isdecimal() and os.path.exists(f"/proc/{each}") for each in (place.name.partition("-")[0], *ranks))
+    try:
+        written = max(path.stat().st_mtime for path in (place, *place.glob("*.jsonl")))
+    except OSError:  # taken by another program this moment
+        return False
+    return any(
+        each.isdecimal() and os.path.exists(f"/proc/{each}") and process_began(each) <= written + SLACK_S
+        for each in (place.name.partition("-")[0], *ranks)
+    )
 
 
 def take_launched(folder: Path, environ: Mapping[str, str] = os.environ, *, here: bool = True) -> list[dict[str, Any]]:

@@ -18,7 +18,7 @@ def record_of(path: str | os.PathLike[str], *, ended: float | None = None) -> di
     folder, name = (place, RUN) if place.is_dir() else (place.parent, place.name)
     try:
         found = merged_folder(str(folder), None, ended, name)
-    except (AttributeError, KeyError, TypeError, ValueError):  # whoever wrote it
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):  # whoever wrote it
         found = None
     if found is None:
         raise NotResolved(f"{place}: no journal of a run. To fix: name run.jsonl, or the folder it lies in")

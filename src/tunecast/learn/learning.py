@@ -15,6 +15,7 @@ from math import isfinite, log, sqrt
 from typing import Any
 
 from tunecast.job.stacks import DEFAULT_STACK
+from tunecast.learn.recordable import ran_as_planned
 from tunecast.prediction.evidence import FEWEST, LOW_PRECISION, ONE, SEVERAL, SIXTEEN_BITS, family_of
 from tunecast.prediction.lessons.correction import (
     PRIORS,
@@ -78,6 +79,8 @@ def observed(record: Record) -> Observed | None:
     """None where it says nothing of a step's time."""
     card, job, said = _card(record), record.get("job"), record.get("predicted")
     if record.get("state") not in ("done", "stopped") or card is None or not said:
+        return None
+    if not ran_as_planned(record.get("job") or {}, record.get("hardware") or {}):
         return None
     step_s, measured_s = said.get("step_s"), (record.get("time") or {}).get("step_s")
     if not step_s or not measured_s or not 1 / MOST_RATIO < measured_s / step_s < MOST_RATIO:

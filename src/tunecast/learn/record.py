@@ -200,6 +200,24 @@ def run_from(given: object) -> MeasuredRun:
     return made
 
 
+def salvaged(record: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Without what no record takes, which is named: of a run that was measured here, the rest is not lost with it."""
+    found, left_out = dict(record), list[str]()
+    for field in read(MeasuredRun, found)[1]:
+        name, _, inner = field.field.partition(".")
+        part = found.get(name)
+        if inner in (inside := dict(part) if isinstance(part, Mapping) else {}):
+            found[name] = {**inside, inner: None}
+        elif name in found:
+            found[name] = None
+        left_out.append(field.field)
+    began, ended = found.get("began"), found.get("ended")
+    if isinstance(began, str) and isinstance(ended, str) and ended < began:  # the clock was set back
+        found["ended"] = None
+        left_out.append("ended")
+    return found, tuple(left_out)
+
+
 def unknown_keys(given: Mapping[str, Any]) -> tuple[str, ...]:
     """Keys of a record, and of its parts, that `run_from` dropped: `hardware.rack`."""
     parts: Mapping[str, type] = {

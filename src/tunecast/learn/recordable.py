@@ -70,6 +70,17 @@ def model_shape(job: Job) -> dict[str, Any] | None:
     return None if found is None else shape_from(found.raw)
 
 
+def ran_as_planned(job: Mapping[str, Any], hardware: Mapping[str, Any]) -> bool:
+    """Whether it ran on what its job names, so that measured over predicted says something of the card. A job without
+    a card was predicted for the one it ran on."""
+    planned = job.get("hardware") or {}
+    if planned.get("gpu") is None:
+        return True
+    cards = [(each.get("gpus") or 1) * (each.get("nodes") or 1) for each in (planned, hardware)]
+    several = ((job.get("parallel") or {}).get("layers") or 1) > 1  # in one process, which does not count its cards
+    return planned["gpu"] == hardware.get("gpu") and (several or cards[0] == cards[1])
+
+
 def public_name(model: object) -> str | None:
     """A bundled name or a Hub id, without its revision; None of a folder or file, which only this machine has."""
     if not isinstance(model, str) or os.path.exists(model):

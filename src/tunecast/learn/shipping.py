@@ -23,8 +23,8 @@ from tunecast.prediction.prediction import Prediction
 from tunecast.records import replace
 
 SOURCES = (
-    *("__init__.py", "batches.py", "callback.py", "export.py", "journal.py", "live.py", "machine.py", "measure.py"),
-    *("merge.py", "nvml.py", "outside.py", "process.py", "sampler.py", "sitecustomize.py"),
+    *("__init__.py", "batches.py", "callback.py", "export.py", "host_memory.py", "journal.py", "live.py", "machine.py"),
+    *("measure.py", "merge.py", "nvml.py", "outside.py", "process.py", "sampler.py", "sitecustomize.py"),
 )
 
 

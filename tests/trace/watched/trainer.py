@@ -1,7 +1,8 @@
-"""A Llama of two layers, trained by transformers' Trainer on CPUs: `trainer.py OUTPUT STEPS [oom|asked|callback]`."""
+"""A Llama of two layers, trained by transformers' Trainer on CPUs: `trainer.py OUTPUT STEPS [HOW]`."""
 
 import os
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -27,15 +28,43 @@ class Rows(torch.utils.data.Dataset):
         }
 
 
+class OneIsLong(torch.utils.data.Dataset):
+    """400 rows of 16 tokens but one."""
+
+    lengths = [16] * 399 + [256]
+
+    def __len__(self):
+        return len(self.lengths)
+
+    def __getitem__(self, number):
+        ids = torch.arange(self.lengths[number]) % 97
+        return {"input_ids": ids, "labels": ids}
+
+
+def padded(rows):
+    """To the longest row of the batch, as transformers' collators pad."""
+    pad = torch.nn.utils.rnn.pad_sequence
+    ids = pad([row["input_ids"] for row in rows], batch_first=True)
+    return {"input_ids": ids, "labels": pad([row["labels"] for row in rows], batch_first=True, padding_value=-100)}
+
+
 passes = 0
 
 
-def before_a_pass(module, inputs):
+def before_a_pass(module, inputs, named):
     global passes
-    passes += 1
+    passes += module.training
     if HOW == "asked" and passes == 10:  # as `tunecast watch` asks where a limit is near
         (Path(os.environ["TUNECAST_RUN"]) / "stop").touch()
-    if HOW == "oom" and passes == 4:
+    is_longest = HOW == "longest" and named["input_ids"].shape[1] == 256
+    if is_longest:  # the card is full, once it was said
+        journal = Path(os.environ["TUNECAST_RUN"]) / "run.jsonl"
+        for _ in range(600):
+            if "run out of memory at step" in journal.read_text():
+                break
+            time.sleep(0.1)
+        print("the longest batch comes at step", (passes + 1) // 2, file=sys.stderr)
+    if is_longest or (HOW == "oom" and passes == 4):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
 
@@ -51,5 +80,6 @@ if HOW == "callback":
 
     callbacks.append(tunecast.Callback())
 model = LlamaForCausalLM(config)
-model.register_forward_pre_hook(before_a_pass)
-Trainer(model, arguments, train_dataset=Rows(), eval_dataset=evaluated, callbacks=callbacks).train()
+model.register_forward_pre_hook(before_a_pass, with_kwargs=True)
+rows, collator = (OneIsLong(), padded) if HOW == "longest" else (Rows(), None)
+Trainer(model, arguments, collator, train_dataset=rows, eval_dataset=evaluated, callbacks=callbacks).train()

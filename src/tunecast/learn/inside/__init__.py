@@ -5,6 +5,7 @@ batches.py        The batches of a data loader, counted on the host before they 
                   waits for them
 callback.py       A callback of transformers' Trainer, and so of TRL's trainers, Axolotl and LLaMA-Factory
 export.py         What was measured, for the trackers that a program has on itself: Weights & Biases, MLflow, Trackio
+host_memory.py    Whether the kernel ended a program because the memory of its machine, or of its container, was full
 journal.py        The journal of a run: JSON Lines, append only
 live.py           Measured against predicted while a run goes on: one line, and what is wrong with it, each by a rule
                   with its cause

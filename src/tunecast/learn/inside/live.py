@@ -96,10 +96,7 @@ def warnings(live: Live) -> dict[str, str]:
     if memory is not None and range_bytes and memory > range_bytes[1]:
         told = f"{size(memory)}, predicted {size(range_bytes[0])} to {size(range_bytes[1])}"
         found["memory"] = f"more memory than predicted: {told}"
-    ahead = out_of_memory_ahead(live)
-    if ahead:
-        found["ahead"] = ahead
-    return found
+    return {**found, **out_of_memory_ahead(live)}
 
 
 def other_card(live: Live) -> str | None:
@@ -132,25 +129,27 @@ def cause(live: Live) -> str:
     return "Its cause is not seen here"
 
 
-def out_of_memory_ahead(live: Live) -> str | None:
+def out_of_memory_ahead(live: Live) -> dict[str, str]:
     """From the data's order: the steps whose batch is the largest so far, and what each is predicted to hold. What is
-    measured above the prediction by now comes on top of them too."""
+    measured above the prediction by now comes on top of them too. Before anything is measured the prediction alone."""
     records, capacity = list(live.expected.get("records") or ()), live.expected.get("capacity_bytes")
     measured = (live.inside.get("memory") or {}).get("allocated_bytes")
     step = live.inside.get("step") or 0
+    if capacity is None:
+        return {}
     before = [record for record in records if record["step"] <= step]
-    if not before or capacity is None or not measured:
-        return None
-    more = measured - before[-1]["allocated_bytes"]
+    about, verb = ("ahead", "will") if before and measured else ("expected", "is predicted to")
+    more = measured - before[-1]["allocated_bytes"] if before and measured else 0
     for record in records:
         if record["step"] > step and record["allocated_bytes"] + more > capacity:
             needed = f"{size(record['allocated_bytes'] + more)} of {size(capacity)}"
             which = "the longest batch comes" if record is records[-1] else "a longer batch comes"
-            return (
-                f"this run will run out of memory at step {record['step']:,}: {which} then "
-                f"({record['rows']} x {record['length']:,} tokens, {needed})"
-            )
-    return None
+            told = f"{which} then ({record['rows']} x {record['length']:,} tokens, {needed})"
+            return {about: f"this run {verb} run out of memory at step {record['step']:,}: {told}"}
+    predicted = live.predicted.get("allocated_bytes") or 0
+    if not records and not measured and predicted > capacity:
+        return {about: f"this run {verb} run out of memory: {size(predicted)} of {size(capacity)}"}
+    return {}
 
 
 def size(value: float) -> str:

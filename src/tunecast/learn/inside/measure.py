@@ -19,6 +19,8 @@ FIRST_STEPS = 2
 MOST_TIMES = 2048
 """Step times that are kept, evenly thinned: their quantiles cost the journal's thread 0.2 ms a second."""
 MOST_LOSSES = 200
+LARGEST_LOSS = 1e12
+"""As records bound it; what is larger, or no number, is a training that diverged."""
 PENDING = 256
 """Steps whose events the card has not reached. No program queues so many."""
 
@@ -102,6 +104,7 @@ class Measures:
         self.waited_s = 0.0
         self.tokens: list[int] | None = None
         self.losses = Thinned(MOST_LOSSES)
+        self.diverged_at: int | None = None
         self.times = Thinned(MOST_TIMES)
         self.recent: deque[float] = deque(maxlen=20)
         self.memory: dict[str, Any] = {}
@@ -144,6 +147,13 @@ class Measures:
             self.tokens = [0, 0]
         self.tokens[0] += real
         self.tokens[1] += padding
+
+    def lose(self, step: int, loss: float) -> None:
+        """A loss that the training tells. Of the first that is no number its step is kept."""
+        if abs(loss) <= LARGEST_LOSS:  # which NaN is not
+            self.losses.append([step, loss])
+        elif self.diverged_at is None:
+            self.diverged_at = step
 
     def read_memory(self) -> None:
         torch = loaded_torch()
@@ -189,6 +199,7 @@ class Measures:
                 "phases_s": {name: value for name, value in phases.items() if value > 0},
             },
             "recent_s": quantile(sorted(self.recent), 0.5),
+            "diverged_at": self.diverged_at,
             "tokens": None if self.tokens is None else {"trained": self.tokens[0], "padding": self.tokens[1]},
         }
 
@@ -197,10 +208,10 @@ def quantile(ordered: list[float], share: float) -> float | None:
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else None
 
 
-def process_began() -> float:
-    """When this process was started, by the clock of the wall; now, where nobody says."""
+def process_began(process: str = "self") -> float:
+    """When it was started, by the clock of the wall; now, where nobody says."""
     try:
-        with open("/proc/self/stat", "rb") as file:
+        with open(f"/proc/{process}/stat", "rb") as file:
             ticks = int(file.read().rpartition(b")")[2].split()[19])
         age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
         return time.time() - max(0.0, age)

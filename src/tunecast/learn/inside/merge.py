@@ -43,8 +43,15 @@ def merge(head: Parts, insides: Sequence[Parts], outside: Parts, state: str, end
         "utilization": utilization_of(first, outside),
         "energy_j": outside.get("energy_j"),
         "loss": losses_of(first) or None,
+        "note": record.get("note") or diverged_note(first),
     }
     return record
+
+
+def diverged_note(inside: Parts) -> str | None:
+    """Losses are read once a second: the first that was none may be some steps before."""
+    step = inside.get("diverged_at")
+    return f"the loss was no finite number by step {step:,}" if isinstance(step, int) else None
 
 
 def _held(inside: Parts) -> int:

@@ -20,9 +20,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TextIO
 
+from tunecast.learn.inside.host_memory import host_memory, killed_note
 from tunecast.learn.inside.journal import Follower, Journal
 from tunecast.learn.inside.live import Live, duration, line, warnings
-from tunecast.learn.inside.machine import host, place_of
+from tunecast.learn.inside.machine import host, place_of, ram_bytes
 from tunecast.learn.inside.merge import RUN, insides_of, merged_folder, state_of
 from tunecast.learn.inside.nvml import load
 from tunecast.learn.inside.process import FOLDER, STOP, STOP_AT, head, write_whole
@@ -35,6 +36,8 @@ AT_TERMINAL_S, ELSEWHERE_S = 2.0, 600.0
 """Between two lines that are shown."""
 GRACE_S = 60.0
 """For a training to begin its checkpoint after it was asked to."""
+KILL_S = 300.0
+"""After SIGTERM, for a program to save in its own way; then SIGKILL, since a limit that is not kept costs on."""
 INSIDE, EXPECTED, EARLIER = "inside", "record.json", "earlier"
 """In a run's folder; beside that of a launch; and what a job leaves that is started again."""
 PACKAGE = "tunecast_run"
@@ -143,7 +146,9 @@ class _WatchedProgram:
         self.inside: dict[str, Any] = {}
         self.stop_acknowledged = False
         self._asked: float | None = None
-        self._ended_it = False
+        self._ended_it: float | None = None
+        self._killed_it = False
+        self._memory = host_memory(ram_bytes=ram_bytes())
         self._written = 0.0
         self._outside: dict[str, Any] = {}
         self._followers: dict[str, Follower] = {}
@@ -190,7 +195,11 @@ class _WatchedProgram:
 
     def _limit(self, elapsed_s: float, live: Live) -> None:
         ends_s = self.limits.ends_s
-        if ends_s is None or self._ended_it or self.stop_acknowledged:
+        if self._ended_it is not None and not self._killed_it and elapsed_s - self._ended_it >= KILL_S:
+            self._killed_it = True
+            self.say.once("killed", f"it goes on {duration(KILL_S)} after SIGTERM: SIGKILL is sent")
+            _send(self.started.pid, signal.SIGKILL, not _is_terminal(sys.stdin))
+        if ends_s is None or self._ended_it is not None or self.stop_acknowledged:
             return
         spans = (self.inside.get("time") or {}).get("phases_s") or {}
         lead_s = spans.get("save", self.expected.get("save_s") or 0.0) + 4 * (live.step_s or 0.0)
@@ -200,7 +209,7 @@ class _WatchedProgram:
             self.say.once("stop", f"{self.limits.name()} is near: the training is asked to save and to end")
         waits_s = 0.0 if self._asked is None else GRACE_S + lead_s
         if elapsed_s >= ends_s and elapsed_s - (self._asked or 0.0) >= waits_s:
-            self._ended_it = True
+            self._ended_it = elapsed_s
             what = "nothing in it can be asked to save" if self._asked is None else "it did not save when asked to"
             self.say.once("ended", f"{self.limits.name()} is reached, and {what}: SIGTERM is sent")
             _send(self.started.pid, signal.SIGTERM, not _is_terminal(sys.stdin))
@@ -214,12 +223,21 @@ class _WatchedProgram:
         record = merged_folder(self.folder, status, now)
         insides = insides_of(self.folder)
         if record is not None:
-            if self._ended_it and state_of(insides, status) == "killed":
+            if self._ended_it is not None and state_of(insides, status) == "killed":
                 record["note"] = f"ended at {self.limits.name()} without a checkpoint"
+            elif _was_killed(status, insides):
+                after, needs_bytes = host_memory(ram_bytes=ram_bytes()), self.expected.get("ram_bytes")
+                record["note"] = killed_note(self._memory, after, needs_bytes) or record.get("note")
             total = {"steps": None, "step_s": None, "total_s": now - self.began}
             record["time"] = {**total, **(record.get("time") or {}), "total_s": now - self.began}
             self.journal.end({"event": "end", "at": now, "state": record["state"], "record": record})
         return Ended(status, record)
+
+
+def _was_killed(status: int, insides: Sequence[Mapping[str, Any]]) -> bool:
+    """By SIGKILL: itself, as a shell tells it, or a rank without a last line whose launcher then ended with 1."""
+    lost_a_rank = status == 1 and any(each.get("state") is None for each in insides)
+    return status in (-signal.SIGKILL, 128 + signal.SIGKILL) or lost_a_rank
 
 
 class Told:
@@ -265,7 +283,7 @@ class Told:
 
 def _width() -> int:
     with contextlib.suppress(OSError, ValueError):
-        return os.get_terminal_size(2).columns
+        return os.get_terminal_size(2).columns or 80
     return 80
 
 

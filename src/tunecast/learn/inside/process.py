@@ -29,7 +29,7 @@ LOOK_EVERY_S = 0.2
 AHEAD = 3
 """Steps between a request to stop and the stop, of several ranks: each step they wait for each other, so that none is
 more than one ahead, and all have seen the number by then."""
-OUT_OF_MEMORY = re.compile(r"CUDA out of memory|CUDA error: out of memory|CUBLAS_STATUS_ALLOC_FAILED")
+OUT_OF_MEMORY = re.compile(r"(?:CUDA|HIP|XPU) out of memory|CUDA error: out of memory|CUBLAS_STATUS_ALLOC_FAILED")
 MOST_MESSAGE = 2000
 THE_PROCESS = "_tunecast_process"
 """An attribute of `sys`: a program may have these files twice, installed and beside the job."""
@@ -88,7 +88,7 @@ class WatchedProcess:
         told, self.loss = self.loss, None
         if told is not None:
             with contextlib.suppress(Exception):
-                self.measures.losses.append([int(told[0]), float(told[1])])
+                self.measures.lose(int(told[0]), float(told[1]))
 
     def stops(self, step: int) -> bool:
         """Whether the training is to save and end after this step. All ranks answer the same of a step."""

@@ -58,6 +58,8 @@ def store_place(environ: Mapping[str, str] = os.environ) -> StorePlace:
     if "\0" in given or len(given) > 4096:
         raise UsageError(ALLOWED, field=VARIABLE)
     if _SERVER.match(given):
+        if not _is_unambiguous(given):
+            raise UsageError(f"{ALLOWED}; in a user or password @ is %40, / %2F, ? %3F, a space %20", field=VARIABLE)
         name = hashlib.sha256(_without_user(given).encode("utf-8", "replace")).hexdigest()[:16]
         return StorePlace(_shown(given), None, given, data_folder(environ) / "spool" / name)
     if "://" in given:
@@ -70,6 +72,14 @@ def has_store(environ: Mapping[str, str] = os.environ) -> bool:
     """Whether there is anything to read, without opening it: every prediction asks."""
     place = store_place(environ)
     return place.path is None or place.path.exists()
+
+
+def _is_unambiguous(url: str) -> bool:
+    """Whether libpq reads of it what was meant: of another it takes a part of the password for a host or port, and its
+    messages name that (libpq's fe-connect.c, `conninfo_uri_parse_options`)."""
+    rest = url.partition("://")[2]
+    before, at, _ = rest.partition("@")
+    return not re.search(r"\s", url) and rest.count("@") <= 1 and not (at and re.search("[/?]", before))
 
 
 def _without_user(url: str) -> str:

@@ -11,6 +11,7 @@ from tunecast.hardware.catalog import known_gpu
 from tunecast.job.names import METHODS
 from tunecast.job.registry import bundled_name
 from tunecast.learn.record import STATES, MeasuredRun
+from tunecast.learn.recordable import ran_as_planned
 from tunecast.learn.runs_store.schema import COLUMNS
 from tunecast.records import dataclass
 from tunecast.result import Result
@@ -122,12 +123,14 @@ def summary(run: MeasuredRun) -> RunSummary:
     total_s = None if time is None else time.total_s
     foreseen_s = None if predicted is None else predicted.step_s
     whole_s = None if predicted is None else predicted.total_s
+    ran_on = {} if hardware is None else hardware.to_dict()
+    compared = run.state in ("done", "stopped") and ran_as_planned(job, ran_on)
     return RunSummary(
         run.id,
         run.began,
         run.state,
         run.source,
-        (None if hardware is None else hardware.gpu) or (job.get("hardware") or {}).get("gpu"),
+        None if hardware is None else hardware.gpu,
         None if hardware is None else hardware.gpus,
         None if hardware is None else hardware.nodes,
         None if hardware is None else hardware.host,
@@ -139,8 +142,8 @@ def summary(run: MeasuredRun) -> RunSummary:
         step_s,
         foreseen_s,
         total_s,
-        _ratio(measured_bytes, predicted_bytes) if run.state in ("done", "stopped") else None,
-        (_ratio(step_s, foreseen_s) or _ratio(total_s, whole_s)) if run.state in ("done", "stopped") else None,
+        _ratio(measured_bytes, predicted_bytes) if compared else None,
+        (_ratio(step_s, foreseen_s) or _ratio(total_s, whole_s)) if compared else None,
     )
 
 

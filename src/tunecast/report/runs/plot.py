@@ -12,7 +12,7 @@ from tunecast.report.page.document import Provenance, byline, document, panel, r
 from tunecast.report.page.markup import Markup, cell, lines, table, tag
 from tunecast.report.plan.plot import Axis, size_axis, step_axis
 from tunecast.report.run.time import duration
-from tunecast.report.runs.text import MOST_POINTS, RunsShown, cards_words, headline, spread_sentences
+from tunecast.report.runs.text import MOST_POINTS, RunsShown, cards_words, headline, runs_words, spread_sentences
 from tunecast.units import GIB, gib
 
 ROWS, COLUMNS = 16, 56
@@ -29,10 +29,12 @@ class Compared(NamedTuple):
     title: str
     measured: str
     predicted: str
+    ratio: str
+    """None where the two are not of one thing: another card, or a run that did not end well."""
 
 
-MEMORY = Compared("Memory", "memory_bytes", "predicted_memory_bytes")
-TIME = Compared("Time per step", "step_s", "predicted_step_s")
+MEMORY = Compared("Memory", "memory_bytes", "predicted_memory_bytes", "memory_ratio")
+TIME = Compared("Time per step", "step_s", "predicted_step_s", "time_ratio")
 
 
 class RunPoint(NamedTuple):
@@ -47,7 +49,7 @@ def points(rows: Sequence[Mapping[str, Any]], what: Compared) -> list[RunPoint]:
     found = [
         RunPoint(row[what.predicted] / unit, row[what.measured] / unit, row)
         for row in rows
-        if row[what.predicted] and row[what.measured] and row["state"] in ("done", "stopped")
+        if row[what.predicted] and row[what.measured] and row[what.ratio]
     ]
     return found[:MOST_POINTS]
 
@@ -78,7 +80,7 @@ def _plot(rows: Sequence[Mapping[str, Any]], what: Compared, terminal: Terminal)
     line = {(_row(axis, _at(axis, column)), column) for column in range(COLUMNS)}
     labels = {_row(axis, tick.value): tick.label for tick in axis.ticks}
     width = max(map(len, labels.values()), default=0)
-    yield terminal.paint(f"{what.title}: measured (up) against predicted (across), {len(drawn):,} runs", "bold")
+    yield terminal.paint(f"{what.title}: measured (up) against predicted (across), {runs_words(len(drawn))}", "bold")
     for row in range(ROWS):
         cells = "".join(
             _mark(counts.get((row, column), 0), (row, column) in line, terminal) for column in range(COLUMNS)

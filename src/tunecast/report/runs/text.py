@@ -16,6 +16,8 @@ ID_DIGITS = 8
 """Of an id in a list: `runs show` takes as many."""
 MOST_POINTS = 2_000
 """Of a plot: more are a blot. The newest."""
+FEWEST_IN_TEN = 10
+"""Runs of which 8 in 10 are told: of fewer the p10 and p90 are the ends, or next to them."""
 NOTHING = "No runs are stored yet"
 HOW = "a measured training, or tunecast runs import FILE, adds some"
 
@@ -59,17 +61,23 @@ def runs_text(shown: RunsShown, terminal: Terminal = DEFAULT) -> str:
 
 def headline(shown: RunsShown) -> str:
     """`1,204 runs: 1,150 done, 54 oom`."""
-    word = "run" if shown.total == 1 else "runs"
-    return f"{shown.total:,} {word}: {', '.join(f'{count:,} {state}' for state, count in shown.states.items())}"
+    return f"{runs_words(shown.total)}: {', '.join(f'{count:,} {state}' for state, count in shown.states.items())}"
 
 
 def spread_sentences(shown: RunsShown) -> list[str]:
     return [
-        f"{what} measured against predicted: {_signed(spread.low)} to {_signed(spread.high)} in 8 of 10 runs, "
-        f"median {_signed(spread.median)} ({spread.runs:,} run{'' if spread.runs == 1 else 's'})"
+        f"{what} measured against predicted: {_spread_words(spread)}"
         for what, spread in (("memory", shown.memory), ("time", shown.time))
         if spread is not None
     ]
+
+
+def _spread_words(spread: RatioSpread) -> str:
+    if spread.runs == 1:
+        return f"{_signed(spread.median)} (1 run)"
+    held = "in 8 of 10 runs" if spread.runs >= FEWEST_IN_TEN else "in most runs"
+    ends = f"{_signed(spread.low)} to {_signed(spread.high)}"
+    return f"{ends} {held}, median {_signed(spread.median)} ({spread.runs:,} runs)"
 
 
 def _waiting(count: int) -> list[str]:
@@ -112,24 +120,29 @@ def run_text(run: Mapping[str, Any], terminal: Terminal = DEFAULT) -> str:
     job, hardware = run["job"] or {}, run["hardware"] or {}
     memory, time, predicted = run["memory"] or {}, run["time"] or {}, run["predicted"] or {}
     used, tokens = run["utilization"] or {}, run["tokens"] or {}
+    throttled = used.get("throttled_fraction")
     rows = [
         ("measured by", run["source"]),
         ("began", run["began"]),
         ("ended", run["ended"] or ""),
         ("job", _job_words(job, run["model_shape"])),
         ("card", _hardware_words(hardware)),
-        ("processor", hardware.get("cpu") or ""),
+        ("host", _host_words(hardware)),
         ("software", ", ".join(f"{name} {release}" for name, release in (run["software"] or {}).items())),
         *((f"memory, {name}", _against(memory, predicted, f"{name}_bytes", gib)) for name in MEMORY),
+        ("fragmentation", _fragmentation_words(memory)),
         ("memory by phase", _by_phase(memory.get("by_phase_bytes"), gib)),
         ("steps", "" if time.get("steps") is None else f"{time['steps']:,}"),
         ("time per step", _against(time, predicted, "step_s", duration)),
+        ("steps, 8 of 10", _between(time.get("step_quantiles_s"))),
+        ("first step", "" if time.get("first_step_s") is None else duration(time["first_step_s"])),
         ("whole run", _against(time, predicted, "total_s", duration)),
         ("time by phase", _by_phase(time.get("phases_s"), duration)),
-        ("tokens", "" if tokens.get("trained") is None else f"{tokens['trained']:,}"),
+        ("tokens", _tokens_words(tokens)),
         ("card busy", "" if used.get("gpu_busy_fraction") is None else percent(used["gpu_busy_fraction"])),
+        ("clock lowered", f"{percent(throttled)} of the time" if throttled else ""),
         ("bound by", used.get("bound_by") or ""),
-        ("energy", "" if run["energy_j"] is None else f"{run['energy_j'] / 3.6e6:.3g} kWh"),
+        ("energy", _energy_words(run["energy_j"], used.get("power_w"))),
         ("loss", _loss_words(run["loss"])),
         ("note", run["note"] or ""),
     ]
@@ -160,6 +173,38 @@ def _hardware_words(hardware: Mapping[str, Any]) -> str:
     return f"{count} x {name}{driver}" if name else ""
 
 
+def _host_words(hardware: Mapping[str, Any]) -> str:
+    """`AMD EPYC 9654, 16 cores, 128.00 GiB`."""
+    cores, ram_bytes = hardware.get("cpu_cores"), hardware.get("ram_bytes")
+    beside = [f"{cores:,} cores" if cores else "", f"{gib(ram_bytes)} of RAM" if ram_bytes else ""]
+    return ", ".join(filter(None, [hardware.get("cpu"), *beside]))
+
+
+def _fragmentation_words(memory: Mapping[str, Any]) -> str:
+    """Reserved and not in use where the cache was the fullest; how often it had to be emptied."""
+    nbytes, retries = memory.get("fragmentation_bytes"), memory.get("retries")
+    emptied = f"the cache was emptied {retries:,} times to go on" if retries else ""
+    return ", ".join(filter(None, ["" if nbytes is None else gib(nbytes), emptied]))
+
+
+def _between(quantiles: Sequence[float] | None) -> str:
+    return f"{duration(quantiles[0])} to {duration(quantiles[2])}" if quantiles else ""
+
+
+def _tokens_words(tokens: Mapping[str, Any]) -> str:
+    """`2,344, and 728 of padding (24 %)`."""
+    trained, padding = tokens.get("trained"), tokens.get("padding")
+    if trained is None:
+        return ""
+    share = f", and {padding:,} of padding ({percent(padding / (trained + padding))})" if padding else ""
+    return f"{trained:,}{share}"
+
+
+def _energy_words(energy_j: float | None, power_w: float | None) -> str:
+    energy = "" if energy_j is None else f"{energy_j / 3.6e6:.3g} kWh"
+    return ", ".join(filter(None, [energy, "" if power_w is None else f"{power_w:,.0f} W"]))
+
+
 def _against(measured: Mapping[str, Any], predicted: Mapping[str, Any], name: str, words: Any) -> str:
     """`18.41 GiB; predicted 18.30 GiB (+0.6 %)`."""
     one, other = measured.get(name), predicted.get(name)
@@ -181,11 +226,16 @@ def _loss_words(points: Sequence[Sequence[float]] | None) -> str:
     return f"{begin:.4g} at step {int(first):,}, {end:.4g} at step {int(last):,}"
 
 
+def runs_words(count: int) -> str:
+    return f"{count:,} {'run' if count == 1 else 'runs'}"
+
+
 def imported_text(told: Mapping[str, Any], file: str) -> str:
     known = told["runs"] - told["added"]
-    lines = [f"{printable(file)}: {told['runs']:,} runs, {told['added']:,} of them new, {known:,} known already"]
+    lines = [f"{printable(file)}: {runs_words(told['runs'])}, {told['added']:,} of them new, {known:,} known already"]
     if told["bad_lines"]:
-        lines.append(f"{told['bad_lines']:,} lines are no runs, and were left out:")
+        what = "line is no run, and was" if told["bad_lines"] == 1 else "lines are no runs, and were"
+        lines.append(f"{told['bad_lines']:,} {what} left out:")
         lines += [f"  line {each['line']:,}: {each['reason']}" for each in told["bad"]]
         more = told["bad_lines"] - len(told["bad"])
         lines += [f"  and {more:,} more"] if more else []
@@ -197,7 +247,7 @@ def imported_text(told: Mapping[str, Any], file: str) -> str:
 def published_text(told: Mapping[str, Any]) -> str:
     """What is in the file, or would be."""
     verb = f"written to {told['file']}" if told["file"] else "to be published: --out FILE writes them"
-    lines = [f"{told['runs']:,} runs {verb}"]
+    lines = [f"{runs_words(told['runs'])} {verb}"]
     if told["runs"]:
         lines.append(f"  began {told['first_day']} to {told['last_day']}")
         for name in ("states", "gpus", "models", "methods"):
@@ -205,7 +255,7 @@ def published_text(told: Mapping[str, Any]) -> str:
             lines.append(f"  {name}: {counts}")
         lines.append(f"  left out: {told['left_out']}")
     if told["refused"]:
-        lines.append(f"{len(told['refused']):,} runs are not published:")
+        lines.append(f"{runs_words(len(told['refused']))} not published:")
         lines += [f"  {each['id'][:ID_DIGITS]}: {each['reason']}" for each in told["refused"][:10]]
     lines.append("Nothing was sent anywhere.")
     return "\n".join([*map(printable, lines), ""])
