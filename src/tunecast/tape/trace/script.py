@@ -32,6 +32,7 @@ from tunecast.errors import NotResolved, TunecastError, Unsupported
 from tunecast.tape.file import write_tape
 from tunecast.tape.op import Unit
 from tunecast.tape.trace import tensor_files, unread
+from tunecast.tape.trace.ending import LEAVE
 from tunecast.tape.trace.host_watch import HostWatch
 from tunecast.tape.trace.ledger import counted
 from tunecast.tape.trace.logits import Logits
@@ -48,7 +49,6 @@ from tunecast.tape.trace.request import Answer, ScriptRequest
 from tunecast.tape.trace.sandbox import Sandbox
 from tunecast.tape.trace.skip import Skipper
 
-LEAVE = os._exit
 OWN_FILES = (str(Path(__file__).parent), "<frozen runpy>")
 OF_XFORMERS = ("xformers", "flash_attn_3.")
 """Its kernels are compiled for a card and take real tensors."""
