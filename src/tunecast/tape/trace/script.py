@@ -231,7 +231,8 @@ class ScriptRun:
     def answer(self, *, finished: bool = False) -> Answer:
         skipper = self.skipper
         untraced = (*self.sandbox.sentences(), *counted(self.recorder.untraced))
-        facts = dataclasses.replace(self.observer.facts(), saved_bytes=tuple(self.saved_bytes))
+        read = tuple(tensor_files.files_read.values())
+        facts = dataclasses.replace(self.observer.facts(), saved_bytes=tuple(self.saved_bytes), read_files=read)
         return Answer(
             steps=self.steps, finished=finished, untraced=untraced, facts=facts,
             skipped=skipper.skipped if skipper else 0, too_long=self.too_long,

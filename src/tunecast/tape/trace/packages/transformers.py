@@ -83,6 +83,8 @@ def find_offered_models(module: ModuleType, recorder: Recorder) -> None:
 
 
 def load_headers_only(module: ModuleType, recorder: Recorder) -> None:
+    from tunecast.tape.trace.tensor_files import HUB_FOLDER
+
     if not hasattr(module, "_get_resolved_checkpoint_files"):  # transformers before 4.50
         return
     resolve, quantizer = module._get_resolved_checkpoint_files, module.get_hf_quantizer
@@ -103,7 +105,8 @@ def load_headers_only(module: ModuleType, recorder: Recorder) -> None:
             files, metadata = None, None
         if name is None or (files and all(str(file).endswith((".safetensors", ".gguf")) for file in files)):
             return files, metadata
-        path = _made_up / f"{len(list(_made_up.glob('*')))}.safetensors"
+        place = _made_up if os.path.isdir(str(name)) else _made_up / f"{HUB_FOLDER}{str(name).replace('/', '--')}"
+        path = place / f"{len(list(_made_up.rglob('*.safetensors')))}.safetensors"
         make_header(path, loading[0], loading[1], recorder)
         return [str(path)], None
 
