@@ -26,6 +26,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 from tunecast.tape.op import Alloc, Begin, Op, Phase
 from tunecast.tape.card import Card
+from tunecast.tape.trace.ending import LEAVE
 from tunecast.tape.trace.session import tracing
 
 class NoProcess(subprocess.Popen):
@@ -144,7 +145,8 @@ with tracing(Card()) as recorder:
         def one_operation():
             gate = Gate()
             train(torch.compile(gate, options={"wrap_inductor_compiled_regions": True}), gate)
-print(json.dumps(answers))
+print(json.dumps(answers), flush=True)
+LEAVE(0)
 '''  # fmt: skip
 
 

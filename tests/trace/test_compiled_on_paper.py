@@ -51,6 +51,7 @@ from tunecast.job import job_from_dict
 from tunecast.tape.card import Card
 from tunecast.tape.file import write_tape
 from tunecast.tape.trace import recipe
+from tunecast.tape.trace.ending import LEAVE
 from tunecast.tape.trace.session import tracing
 from pathlib import Path
 
@@ -60,7 +61,7 @@ with tracing(Card()) as recorder:
         gc.collect(); recorder.forget_all(); torch._dynamo.reset()
         recipe.train(job_from_dict(job), config, [job["seq_len"]] * 2, recorder)
         write_tape(recorder.tape({}), folder / f"{name}.gz")
-os._exit(0)
+LEAVE(0)
 '''  # fmt: skip
 
 

@@ -115,6 +115,36 @@ def test_the_trainer_with_deepspeed_is_on_paper(trainer: str) -> None:
     assert 0 <= len(ours) - len(theirs) <= SMALL_WEIGHTS
 
 
+NAMED = """
+import torch
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+
+file = {"zero_optimization": {"stage": 3}, "bf16": {"enabled": True}, "train_micro_batch_size_per_gpu": "auto"}
+settings = TrainingArguments(
+    "out", per_device_train_batch_size=1, bf16=True, report_to="none", save_strategy="no", deepspeed=file
+)
+model = AutoModelForCausalLM.from_pretrained("some/model")
+rows = [{"input_ids": torch.ones(16, dtype=torch.long), "labels": torch.ones(16, dtype=torch.long)}] * 2
+Trainer(model, settings, train_dataset=rows).train()
+"""
+
+
+def test_stage_3_loads_a_model_of_which_only_the_configuration_is_here(tmp_path: Path) -> None:
+    """Its file is the whole model's, in the bfloat16 of the configuration, though every rank keeps a part alone."""
+    (tmp_path / "train.py").write_text(NAMED)
+    config = CASES.LLAMA | {"dtype": "bfloat16"}
+    _, answer = trace_script(
+        str(tmp_path / "train.py"), (), Card(), nproc_per_node=2, steps=1, models={"some/model": config}
+    )
+    assert (answer.error, answer.steps) == (None, 1)
+    (file,) = answer.facts.read_files
+    width, wide, heads = config["hidden_size"], config["intermediate_size"], config["num_key_value_heads"]
+    keys = width // config["num_attention_heads"] * heads
+    layer = 2 * width * width + 2 * width * keys + 3 * width * wide + 2 * width
+    weights = 2 * config["vocab_size"] * width + config["num_hidden_layers"] * layer + width
+    assert file.from_hub and 0 < file.nbytes - 2 * weights < 10_000, "and its header"
+
+
 SMALL_WEIGHTS = 6
 """With which the last step ends, or what it lets go: the program is over before that is seen."""
 

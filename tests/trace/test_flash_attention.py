@@ -23,6 +23,7 @@ import json, sys
 import torch
 from tunecast.tape.op import Alloc, Begin, Free, Op
 from tunecast.tape.card import Card
+from tunecast.tape.trace.ending import LEAVE
 from tunecast.tape.trace.session import tracing
 
 def answer(**values):
@@ -43,12 +44,13 @@ class Since:  # what the recorder saw from here on
         dead = {e.block for e in self.events() if isinstance(e, Free)}
         return sorted(e.nbytes for e in self.events() if isinstance(e, Alloc) and e.block not in dead)
 """
+END = "\nsys.stdout.flush()\nLEAVE(0)\n"
 
 
 def traced(program: str) -> dict[str, Any]:
     environment = os.environ | {"PYTHONPATH": str(SOURCE), "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
     run = subprocess.run(
-        [sys.executable, "-c", START + textwrap.dedent(program)], env=environment, capture_output=True, text=True
+        [sys.executable, "-c", START + textwrap.dedent(program) + END], env=environment, capture_output=True, text=True
     )
     lines = [line for line in run.stdout.splitlines() if line.startswith("ANSWER")]
     assert lines, run.stderr[-3000:]

@@ -25,18 +25,20 @@ import torch
 from tunecast.tape.op import Alloc, Free, Op
 from tunecast.tape.card import Card
 from tunecast.tape.trace.packages import unsloth as answers
+from tunecast.tape.trace.ending import LEAVE
 from tunecast.tape.trace.session import tracing
 
 def answer(**values):
     print("ANSWER" + json.dumps(values))
 """
+END = "\nsys.stdout.flush()\nLEAVE(0)\n"
 installed = pytest.mark.skipif(importlib.util.find_spec("unsloth") is None, reason="Unsloth is not installed here")
 
 
 def traced(program: str, **environment: str) -> dict[str, Any]:
     offline = {"PYTHONPATH": os.pathsep.join([str(SOURCE), os.environ.get("PYTHONPATH", "")]), "HF_HUB_OFFLINE": "1"}
     run = subprocess.run(
-        [sys.executable, "-c", START + textwrap.dedent(program)],
+        [sys.executable, "-c", START + textwrap.dedent(program) + END],
         env=os.environ | offline | {"CUDA_VISIBLE_DEVICES": ""} | environment,
         capture_output=True,
         text=True,

@@ -13,7 +13,7 @@ from tunecast.cli import main as cli
 from tunecast.door import trace
 from tunecast.errors import NotResolved
 from tunecast.tape.cards import STREAMS_PER_CARD
-from tunecast.tape.op import Alloc, Begin, Op, Phase, Role, Tape
+from tunecast.tape.op import Alloc, Begin, Op, Phase, Role, Tape, Unit
 from tunecast.tape.trace.request import Answer
 from tunecast.tape.trace.run import ScriptFailed
 from tunecast.units import GIB, MIB
@@ -274,6 +274,19 @@ def test_steps_on_the_host_are_no_answer_about_a_gpu(shell: Any, monkeypatch: py
     code, out, _ = shell("--json", "--", "train.py")
     assert code == 5
     assert json.loads(out)["reasons"][0].startswith("the script used no GPU: its 3 optimizer steps ran on the host")
+
+
+def test_steps_on_the_host_of_which_some_were_skipped(
+    shell: Any, answer: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing was allocated, so there is nothing to put together."""
+    seen = [Unit("call", 0, 0, 0, nth < 2, (2, 64), keeps_graph=True) for nth in range(5)]
+    steps = [unit for call in seen for unit in (call, *(Unit(n, 0, 0, 0, call.traced) for n in ("backward", "step")))]
+    monkeypatch.setitem(globals(), "TAPE", Tape((), versions={"torch": "2.11.0"}, units=tuple(steps)))
+    answer.update(steps=5, finished=True, skipped=3)
+    code, out, _ = shell("--json", "--", "train.py")
+    assert code == 5
+    assert json.loads(out)["reasons"][0].startswith("the script used no GPU: its 5 optimizer steps ran on the host")
 
 
 def test_too_few_steps_are_told(shell: Any, answer: dict[str, Any]) -> None:

@@ -21,6 +21,7 @@ from tunecast.prediction.time.script_time import (
 )
 from tunecast.tape.op import Begin, Event, Op, Phase, Tape, Unit
 from tunecast.tape.step import step_of
+from tunecast.tape.trace.facts import WeightsFile
 from tunecast.units import GB
 
 CARD = gpu("h200")
@@ -98,6 +99,21 @@ def test_the_whole_run_is_its_steps_and_its_start() -> None:
     assert time.total_range_s is not None
     assert time.total_range_s[0] < time.total_s < time.total_range_s[1]
     assert time.to_dict()["missing"], "what is on no tape is named"
+
+
+def test_weights_are_downloaded_where_a_hub_has_them_and_read_once() -> None:
+    """30 GB at 300 MB/s; 30 and 6 GB from the page cache at 7.2 GB/s, after 0.2 s. A longer run takes no more of it."""
+    of = tape(*step(0, 10), *step(1, 10))
+    files = (WeightsFile(30 * GB, True), WeightsFile(6 * GB, False))
+    for steps in (2, 1000):
+        timing = ScriptClock(of, StepCount(steps, "--total-steps"), read_files=files).timing(CARD)
+        assert timing.time is not None and timing.time.phases_s is not None
+        assert timing.time.phases_s["download"] == pytest.approx(100)
+        assert timing.time.phases_s["load"] == pytest.approx(0.2 + 36 / 7.2)
+        assert sum(timing.time.phases_s.values()) == pytest.approx(timing.time.total_s)
+        assert timing.assumptions[-1].startswith("time: 30.0 GB of weights")
+    without = ScriptClock(of, StepCount(2, "--total-steps")).timing(CARD).time
+    assert without is not None and without.phases_s is not None and without.phases_s["load"] == 0
 
 
 def test_a_line_takes_its_backward_pass_too() -> None:

@@ -6,6 +6,9 @@ from tunecast.job.knob import OURS, Origin, Section, field, peft, transformers, 
 from tunecast.job.names import DTYPES
 from tunecast.records import dataclass
 
+DOWNLOAD_BYTES_PER_S = 300_000_000
+"""Where nobody says it (prediction/time/whole.py, `DOWNLOAD_SPREAD`, has what was seen)."""
+
 
 @dataclass(frozen=True)
 class Lora(Section):
@@ -338,7 +341,7 @@ class Hardware(Section):
         0, OURS, "container image still to be pulled", kind="bytes", within=(0, 2**50), null_is=0, flag="image"
     )
     download_bytes_per_s: int | None = field(
-        300_000_000,
+        DOWNLOAD_BYTES_PER_S,
         OURS,
         "rate at which model and image arrive; null: the model is on the disk already",
         kind="bytes",

@@ -11,7 +11,7 @@ from tunecast.prediction.memory.so_far import allocator_request
 from tunecast.prediction.on_card import allocator_settings, context_of
 from tunecast.records import NamedTuple, replace
 from tunecast.tape.compose import Composed, NotComposable
-from tunecast.tape.op import Op, Tape
+from tunecast.tape.op import Alloc, Op, Tape
 from tunecast.tape.program import Program, program
 from tunecast.tape.trace.request import AllocatorRequest, Answer
 from tunecast.tape.whole_run import WholeRun, whole_run
@@ -81,6 +81,9 @@ def script_run(tape: Tape, answer: Answer, asked: int | None) -> WholeScript:
     """
     steps = answer.steps
     guesses = [] if answer.finished or answer.error is not None else [_unfinished(answer, asked)]
+    if not any(isinstance(event, Alloc) for event in tape.events):
+        told = f"{steps} optimizer steps of the script, none of which used the GPU"
+        return WholeScript(program(tape), tuple(guesses), told, steps)
     if not answer.skipped:
         which = f"all {steps}" if answer.finished else f"the first {steps}"
         told = f"{which} optimizer steps of the script, every one traced"

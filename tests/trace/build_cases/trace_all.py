@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gc
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 from tunecast.job import job_from_dict
 from tunecast.tape.card import Card
 from tunecast.tape.op import Alloc, Begin, Event, Free, Op, Phase
+from tunecast.tape.trace.ending import run_and_leave
 
 
 def told(events: tuple[Event, ...]) -> list[list[Any]]:
@@ -69,9 +69,7 @@ def main() -> None:
             except Exception as error:
                 found[name] = f"{type(error).__name__}: {error}"
     Path(sys.argv[2]).write_text(json.dumps(found))
-    sys.stdout.flush()
-    os._exit(0)  # the autograd threads of a card that is not there need not be taken down
 
 
 if __name__ == "__main__":
-    main()
+    run_and_leave(main)

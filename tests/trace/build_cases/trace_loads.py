@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import gc
 import json
-import os
 import sys
 import tempfile
 from pathlib import Path
@@ -22,6 +21,7 @@ from trace_all import list_others, told
 from tunecast.job import Job
 from tunecast.tape.build.fill_in import fill_in
 from tunecast.tape.card import Card
+from tunecast.tape.trace.ending import run_and_leave
 
 
 def load(job: Job, config: dict[str, Any], folder: Path) -> Any:
@@ -86,9 +86,7 @@ def main() -> None:
             except Exception as error:
                 found[name] = f"{type(error).__name__}: {error}"
         Path(sys.argv[2]).write_text(json.dumps(found))
-        sys.stdout.flush()
-    os._exit(0)
 
 
 if __name__ == "__main__":
-    main()
+    run_and_leave(main)

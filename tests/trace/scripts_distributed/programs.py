@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
-import os
 import sys
 import weakref
 from collections.abc import Callable
@@ -29,6 +28,8 @@ from torch.nn.functional import cross_entropy, gelu
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
+
+from tunecast.tape.trace.ending import run_and_leave
 
 WIDTH, BLOCKS, STEPS = 512, 4, 3
 BF16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
@@ -336,11 +337,13 @@ class Storages(TorchDispatchMode):
         self._alive[key] = number, weakref.ref(storage, died)
 
 
-if __name__ == "__main__":
+def main() -> None:
     how, target, *chosen = sys.argv[1:]
     if how == "traced":
         traced(Path(target), chosen)
     else:
         for_real(Path(target), chosen, "cpu" if how == "host" else "cuda")
-    sys.stdout.flush()
-    os._exit(0)  # the autograd threads of a card that is not there need not be taken down
+
+
+if __name__ == "__main__":
+    run_and_leave(main)

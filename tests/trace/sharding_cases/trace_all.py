@@ -12,7 +12,6 @@ import contextlib
 import gc
 import itertools
 import json
-import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +23,7 @@ from tunecast.job.job import Job
 from tunecast.tape.build.fill_in import fill_in
 from tunecast.tape.card import Card
 from tunecast.tape.op import COLLECTIVES, Alloc, Begin, Event, Free, Op, Phase
+from tunecast.tape.trace.ending import run_and_leave
 
 ACCELERATE = {"bfloat16": "bf16", "float16": "fp16", None: "no"}
 
@@ -83,8 +83,6 @@ def main() -> None:
                 found[name] = f"{type(error).__name__}: {error}"
             dist.destroy_process_group()
     Path(sys.argv[2]).write_text(json.dumps(found))
-    sys.stdout.flush()
-    os._exit(0)  # the autograd threads of a card that is not there need not be taken down
 
 
 def train(job: Job, config: Any, lengths: list[int], recorder: Any) -> None:
@@ -196,4 +194,4 @@ def unsynchronised(model: Any) -> Any:
 
 
 if __name__ == "__main__":
-    main()
+    run_and_leave(main)

@@ -27,6 +27,7 @@ from trace_all import sent, told
 from tunecast.job import job_from_dict
 from tunecast.tape.card import Card
 from tunecast.tape.trace import cuda, recipe
+from tunecast.tape.trace.ending import run_and_leave
 from tunecast.tape.trace.session import tracing
 
 
@@ -126,9 +127,7 @@ def main() -> None:
                 found[name] = traceback.format_exc()
             dist.destroy_process_group()
     Path(sys.argv[2]).write_text(json.dumps(found))
-    sys.stdout.flush()
-    os._exit(0)  # the autograd threads of a card that is not there need not be taken down
 
 
 if __name__ == "__main__":
-    main()
+    run_and_leave(main)

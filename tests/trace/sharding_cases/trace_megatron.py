@@ -11,6 +11,7 @@ import json
 import os
 import sys
 import traceback
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from tunecast.job.job import Job
 from tunecast.tape.build.fill_in import fill_in
 from tunecast.tape.build.stacks.megatron import gradients_dtype
 from tunecast.tape.card import Card
+from tunecast.tape.trace.ending import run_and_leave
 
 RECOMPUTED = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
 
@@ -103,6 +105,10 @@ def trace(job: Job, config: Any, lengths: list[int]) -> Any:
         return [told(events), sent(trained(events))]
 
 
+def write_trace(answer: Path, job: Job, config: Any, lengths: list[int]) -> None:
+    answer.write_text(json.dumps(trace(job, config, lengths)))
+
+
 def main() -> None:
     """Each case in a process of its own: TransformerEngine keeps workspaces, and dynamo what it compiled, for the life
     of one."""
@@ -113,9 +119,7 @@ def main() -> None:
     for name, values, config, lengths in cases:
         child = os.fork()
         if child == 0:
-            answer.write_text(json.dumps(trace(fill_in(job_from_dict(values), config), config, lengths)))
-            sys.stdout.flush()
-            os._exit(0)  # the autograd threads of a card that is not there need not be taken down
+            run_and_leave(partial(write_trace, answer, fill_in(job_from_dict(values), config), config, lengths))
         os.waitpid(child, 0)
         found[name] = json.loads(answer.read_text())
     answer.write_text(json.dumps(found))

@@ -25,6 +25,7 @@ from tunecast.job.job import Job
 from tunecast.tape.build.fill_in import fill_in
 from tunecast.tape.card import Card
 from tunecast.tape.op import Begin, Event, Phase
+from tunecast.tape.trace.ending import run_and_leave
 
 PRECISIONS = {"bfloat16": "bf16", "float16": "fp16"}
 
@@ -128,9 +129,7 @@ def main() -> None:
             except Exception:
                 found[name] = traceback.format_exc()
     Path(sys.argv[2]).write_text(json.dumps(found))
-    sys.stdout.flush()
-    os._exit(0)  # the autograd threads of a card that is not there need not be taken down
 
 
 if __name__ == "__main__":
-    main()
+    run_and_leave(main)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tunecast.tape.card import Card
+from tunecast.tape.trace.ending import run_and_leave
 
 HERE = Path(__file__).parent
 
@@ -62,9 +63,7 @@ def main() -> None:
             except Exception as error:
                 found[name] = f"{type(error).__name__}: {error}\n{traceback.format_exc()[-3000:]}"
     Path(sys.argv[2]).write_text(json.dumps(found))
-    sys.stdout.flush()
-    os._exit(0)  # the autograd threads of a card that is not there need not be taken down
 
 
 if __name__ == "__main__":
-    main()
+    run_and_leave(main)

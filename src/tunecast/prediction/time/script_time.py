@@ -2,8 +2,8 @@
 
     tape ──► steps, and what they do without training, each lowered once ──► priced on any number of cards ──► Timing
 
-How many steps the whole run takes is the script's own to say (`StepCount`); what happens around them and is on no tape
-(reading and saving files, data on the CPU) is named in `Time.missing`.
+How many steps the whole run takes is the script's own to say (`StepCount`). Files of weights take what those of a job
+do; what else happens around the steps and is on no tape (data on the CPU) is named in `Time.missing`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from math import sqrt
 from typing import TYPE_CHECKING
 
 from tunecast.hardware.spec import Gpu
+from tunecast.job.sections import DOWNLOAD_BYTES_PER_S
 from tunecast.prediction.price import op_seconds
 from tunecast.prediction.price.host import DEFAULT_HOST
 from tunecast.prediction.time.ranges import band_of, kind_of, within
@@ -25,18 +26,22 @@ from tunecast.prediction.time.whole import (
     PHASES,
     START_S,
     SecondsRange,
+    downloaded_s,
     kinds_of_lengths,
     new_length_s,
     planned_s,
     planning_of,
+    read_s,
     saved_s,
 )
 from tunecast.prediction.values import CodeLine, HostNeeds, Time, Timing, Utilization
 from tunecast.records import NamedTuple, replace
 from tunecast.tape.op import RECOMPUTE, Begin, Event, Op, Phase, Tape, Unit
 from tunecast.tape.step import Step, traced_step
+from tunecast.tape.trace.facts import WeightsFile
 from tunecast.tape.units import CALL
 from tunecast.tape.untrained import Untrained, UntrainedPart, untrained_parts, without
+from tunecast.units import GB, MB
 
 if TYPE_CHECKING:
     from tunecast.hardware.cluster import Cluster
@@ -48,8 +53,8 @@ OF_A_SCRIPT = (
     "does between steps is not counted"
 )
 ON_THE_CPU = "data loading and what the script computes on the CPU"
-FILES = "downloading and loading the model"
-FILES_AND_EVALUATION = "downloading and loading the model, and evaluation outside the traced steps"
+DATA_FILES = "downloading data"
+DATA_FILES_AND_EVALUATION = "downloading data, and evaluation outside the traced steps"
 """What a whole run of a script takes besides."""
 MOST_GENERATIONS = 8
 """Priced one by one; more are like these."""
@@ -82,11 +87,12 @@ class ScriptClock:
     def __init__(
         self, tape: Tape, count: StepCount | None = None, processes: int = 1,
         stands_for: Mapping[int, int] | None = None, saved_bytes: Sequence[int] = (),
+        read_files: Sequence[WeightsFile] = (),
     ) -> None:  # fmt: skip
         """`stands_for`: of the steps that were traced, for how many of the run each stands; None: each for itself.
         `saved_bytes`: of tensors, of each file that is written."""
         self._tape, self.count, self.processes, self.stands_for = tape, count or StepCount(), processes, stands_for
-        self.saved_bytes = tuple(saved_bytes)
+        self.saved_bytes, self.read_files = tuple(saved_bytes), tuple(read_files)
 
     @cached_property
     def _untrained(self) -> tuple[UntrainedPart, ...]:
@@ -155,10 +161,28 @@ class ScriptClock:
         time = replace(time, task_s=self._task_s(time, beside))
         saved = [saved_s(nbytes) for nbytes in self.saved_bytes]
         checkpoints = SecondsRange(*map(sum, zip(*saved, strict=True))) if saved else SecondsRange(0.0, 0.0, 0.0)
-        around = {"evaluation": evaluation, "new_lengths": new_lengths_of(self._tape), "checkpoints": checkpoints}
-        time = with_whole_run(time, self.count, around, self._run_steps, to_its_end=bool(self._tape.units))
+        around = {"evaluation": evaluation, "checkpoints": checkpoints}
+        once = {"new_lengths": new_lengths_of(self._tape), **self._files_s()}
+        time = with_whole_run(time, self.count, around, once, self._run_steps, to_its_end=bool(self._tape.units))
         assumptions = [OF_A_SCRIPT, *([] if self.stands_for is None else [REPLAYED]), *_length_told(self.count)]
+        if time.total_s is not None and self.downloaded_bytes:
+            size, rate = f"{self.downloaded_bytes / GB:,.1f} GB", f"{DOWNLOAD_BYTES_PER_S / MB:.0f} MB/s"
+            assumptions.append(f"time: {size} of weights that the script loads from a hub are downloaded at {rate}")
         return Timing(replace(time, lines=lines), _utilization(times, gpu, self.processes), None, tuple(assumptions))
+
+    @property
+    def downloaded_bytes(self) -> int:
+        return sum(file.nbytes for file in self.read_files if file.from_hub)
+
+    def _files_s(self) -> Mapping[str, SecondsRange]:
+        """Of weights that are read.
+
+        Ignored  that they are cast or quantised on the way, and read again for a second model.
+        """
+        if not self.read_files:
+            return {}
+        nbytes = sum(file.nbytes for file in self.read_files)
+        return {"download": downloaded_s(self.downloaded_bytes, DOWNLOAD_BYTES_PER_S), "load": read_s(nbytes)}
 
     def _task_s(self, time: Time, beside: Sequence[tuple[LoweredPart, StepTime]]) -> Mapping[str, float] | None:
         """Of a script that generates: what a step spends on that, on scores, and on training."""
@@ -229,10 +253,11 @@ def planned_lengths(tape: Tape, *, with_history: bool) -> set[int]:
 
 
 def with_whole_run(
-    time: Time, count: StepCount, around: Mapping[str, SecondsRange], followed: int, *, to_its_end: bool
+    time: Time, count: StepCount, around: Mapping[str, SecondsRange], once: Mapping[str, SecondsRange], followed: int,
+    *, to_its_end: bool,
 ) -> Time:  # fmt: skip
     """With what the whole run takes, where its length is known, and an epoch. `around`: by phase, what the steps that
-    were followed take besides."""
+    were followed take besides; `once`: what a longer run takes no more of."""
     if count.epoch is not None:
         time = replace(time, epoch_steps=count.epoch, epoch_s=count.epoch * time.step_s)
     if count.total is None:
@@ -242,7 +267,7 @@ def with_whole_run(
     spans = {
         "start": SecondsRange(*START_S), "first_step": SecondsRange(*FIRST_STEP_S), "training": training,
         **{phase: SecondsRange(*(each * more for each in span)) for phase, span in around.items()},
-        "new_lengths": around["new_lengths"],  # a longer run brings the same ones again
+        **once,
     }  # fmt: skip
     total = sum(span.likely_s for span in spans.values())
     # Phases err independently: their errors add as squares.
@@ -254,7 +279,7 @@ def with_whole_run(
         total_range_s=(low, high),
         phases_s={name: spans[name].likely_s if name in spans else 0.0 for name in PHASES},
         steps=count.total,
-        missing=(ON_THE_CPU, FILES if to_its_end else FILES_AND_EVALUATION),
+        missing=(ON_THE_CPU, DATA_FILES if to_its_end else DATA_FILES_AND_EVALUATION),
     )
 
 

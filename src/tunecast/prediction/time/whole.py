@@ -363,7 +363,11 @@ def _first_step(job: Job) -> SecondsRange:
 
 
 def _download(nbytes: int, job: Job) -> SecondsRange:
-    likely = nbytes / (job.hardware.download_bytes_per_s or 1)
+    return downloaded_s(nbytes, job.hardware.download_bytes_per_s or 1)
+
+
+def downloaded_s(nbytes: int, bytes_per_s: float) -> SecondsRange:
+    likely = nbytes / bytes_per_s
     slow, fast = DOWNLOAD_SPREAD
     return SecondsRange(likely, likely / fast, likely / slow)
 
@@ -380,7 +384,16 @@ def _load(job: Job, outside: Outside) -> SecondsRange:
     elif outside.loading.host_bytes:
         seconds += outside.loading.model_bytes / CAST_BYTES_PER_S
     cold = 0.0 if disk is not None else outside.downloaded_bytes / COLD_BYTES_PER_S
-    return SecondsRange(seconds, 0.7 * seconds, max(1.5 * seconds, cold))
+    return _around_load(seconds, cold)
+
+
+def read_s(nbytes: int) -> SecondsRange:
+    """Of files that are read as they are, neither cast nor quantised, from the page cache or a slow disk."""
+    return _around_load(LOAD_START_S + nbytes / LOAD_BYTES_PER_S, nbytes / COLD_BYTES_PER_S)
+
+
+def _around_load(seconds: float, cold_s: float) -> SecondsRange:
+    return SecondsRange(seconds, 0.7 * seconds, max(1.5 * seconds, cold_s))
 
 
 def _saved(nbytes: int, job: Job, times: int, writers: int = 1) -> SecondsRange:

@@ -7,6 +7,7 @@ child.py            the traced process: reads a request, trains, writes the tape
 composites.py       composite operations take the branch they take on CUDA tensors
 cuda.py             `torch.cuda` and `torch.accelerator` as if the card were there
 devices.py          which card each thread works on
+ending.py           how a process that traced ends: at once, without its interpreter being taken apart
 engine.py           from a job to its tape: how many layers and steps to trace (no torch)
 facts.py            what a script says of its own run, as plain values (no torch)
 folders.py          the temporary folder of a run: removed at its end, or by a later run

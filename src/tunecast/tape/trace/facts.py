@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from tunecast.records import dataclass
+from tunecast.records import NamedTuple, dataclass
 
 Place = Literal["option", "call", "file"]
 Takes = Literal["value", "flag", "no flag", "switch"]
@@ -36,6 +36,14 @@ class ScriptSetting:
         return self.name.rpartition(".")[2]
 
 
+class WeightsFile(NamedTuple):
+    """A file of tensors that the script reads; one that is not here, as large as its model's checkpoint is."""
+
+    nbytes: int
+    from_hub: bool
+    """Whether it is named by its place on a hub, from where a machine that was just rented has to download it."""
+
+
 @dataclass(frozen=True)
 class ScriptFacts:
     total_steps: int | None = None
@@ -51,6 +59,8 @@ class ScriptFacts:
     """Of the card, what a program asked besides what every kernel depends on: memory, name."""
     saved_bytes: tuple[int, ...] = ()
     """Of tensors, of each file that it would have written."""
+    read_files: tuple[WeightsFile, ...] = ()
+    """Each file of tensors that it reads, once."""
     masked_attention: bool = False
     """Whether cuDNN's attention was given a mask, as it is where a batch is padded."""
 
@@ -65,7 +75,8 @@ class ScriptFacts:
     def from_json(values: Mapping[str, Any]) -> ScriptFacts:
         settings = tuple(ScriptSetting(**each) for each in values.get("settings", ()))
         lists = {name: tuple(values.get(name, ())) for name in ("asked", "saved_bytes")}
-        return ScriptFacts(**{**values, "settings": settings, **lists})
+        files = tuple(WeightsFile(*each) for each in values.get("read_files", ()))
+        return ScriptFacts(**{**values, "settings": settings, "read_files": files, **lists})
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,11 @@ import signal
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tunecast.records import NamedTuple
+from tunecast.tape.trace.ending import run_and_leave
 from tunecast.tape.trace.folders import remove
 from tunecast.tape.trace.kernel.calls import prctl
 from tunecast.tape.trace.limits import TraceLimits
@@ -92,13 +92,7 @@ def main(folder: Path, parent: int, limits: TraceLimits, trace: Callable[[], int
     guard = os.getpid()
     child = os.fork()
     if child == 0:
-        leave = os._exit  # a traced script's own is another
-        code = 1
-        try:
-            code = _child(guard, target, limits, trace)
-        except BaseException:
-            traceback.print_exc()
-        leave(code)
+        run_and_leave(lambda: _child(guard, target, limits, trace))
     os.close(target)
     try:
         with contextlib.suppress(OSError):
@@ -137,11 +131,7 @@ def _child(guard: int, output: int, limits: TraceLimits, trace: Callable[[], int
     for what, most in kernel.items():
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(what, (most, most))
-    code = trace()
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError, AttributeError):
-            stream.flush()
-    return code  # the engine's threads and C++ statics need not be taken down around a card that is not there
+    return trace()
 
 
 def end_with(guard: int) -> None:

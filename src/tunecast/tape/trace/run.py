@@ -55,6 +55,7 @@ OFFLINE = {
     "CUDA_VISIBLE_DEVICES": "",
     "HF_HUB_OFFLINE": "1",
     "HF_DATASETS_OFFLINE": "1",
+    "HF_EVALUATE_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
     "WANDB_MODE": "disabled",
     "TOKENIZERS_PARALLELISM": "false",

@@ -32,6 +32,7 @@ from tunecast.errors import NotResolved, TunecastError, Unsupported
 from tunecast.tape.file import write_tape
 from tunecast.tape.op import Unit
 from tunecast.tape.trace import tensor_files, unread
+from tunecast.tape.trace.ending import LEAVE
 from tunecast.tape.trace.host_watch import HostWatch
 from tunecast.tape.trace.ledger import counted
 from tunecast.tape.trace.logits import Logits
@@ -48,7 +49,6 @@ from tunecast.tape.trace.request import Answer, ScriptRequest
 from tunecast.tape.trace.sandbox import Sandbox
 from tunecast.tape.trace.skip import Skipper
 
-LEAVE = os._exit
 OWN_FILES = (str(Path(__file__).parent), "<frozen runpy>")
 OF_XFORMERS = ("xformers", "flash_attn_3.")
 """Its kernels are compiled for a card and take real tensors."""
@@ -231,7 +231,8 @@ class ScriptRun:
     def answer(self, *, finished: bool = False) -> Answer:
         skipper = self.skipper
         untraced = (*self.sandbox.sentences(), *counted(self.recorder.untraced))
-        facts = dataclasses.replace(self.observer.facts(), saved_bytes=tuple(self.saved_bytes))
+        read = tuple(tensor_files.files_read.values())
+        facts = dataclasses.replace(self.observer.facts(), saved_bytes=tuple(self.saved_bytes), read_files=read)
         return Answer(
             steps=self.steps, finished=finished, untraced=untraced, facts=facts,
             skipped=skipper.skipped if skipper else 0, too_long=self.too_long,

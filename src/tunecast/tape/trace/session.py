@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterator
 
 import torch
@@ -15,6 +16,9 @@ from tunecast.tape.trace.recorder import Recorder
 from tunecast.tape.trace.repeats import Repeats
 from tunecast.tape.trace.scopes import Scopes
 
+TELLS_TRACEBACKS = logging.getLogger("torch._subclasses.fake_tensor")
+"""Of every operation whose shapes do not fit, before the script's own error says so (`_dispatch_impl`)."""
+
 
 @contextlib.contextmanager
 def tracing(card: Card, *, devices: int = 1, local_rank: int = 0) -> Iterator[Recorder]:
@@ -23,6 +27,7 @@ def tracing(card: Card, *, devices: int = 1, local_rank: int = 0) -> Iterator[Re
     import torch._dynamo  # noqa: F401  it inspects torch.cuda when imported, so before that changes
 
     native.accept_cuda_without_gpu()
+    TELLS_TRACEBACKS.setLevel(logging.CRITICAL)
     scopes = Scopes()
     recorder = Recorder(card, scopes)
     cuda.install(card, recorder, devices=devices, local_rank=local_rank)

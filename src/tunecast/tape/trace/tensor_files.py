@@ -22,6 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_map
 
+from tunecast.tape.trace.facts import WeightsFile
 from tunecast.tape.trace.overlay import Overlay
 from tunecast.tape.trace.packages import after_import
 from tunecast.tape.trace.recorder import Recorder
@@ -68,6 +69,18 @@ class Entry:
         return torch.empty(shape, dtype=dtype)
 
 
+HUB_FOLDER = "models--"
+"""How the Hub's cache begins the name of a model's folder (huggingface_hub, `repo_folder_name`)."""
+files_read: dict[str, WeightsFile] = {}
+"""By its path."""
+
+
+def note_read(path: str, nbytes: int) -> None:
+    folders = Path(path).parts[:-1]
+    of_torch = folders[-2:] == ("hub", "checkpoints")
+    files_read[path] = WeightsFile(nbytes, of_torch or any(part.startswith(HUB_FOLDER) for part in folders))
+
+
 class SafeOpen:
     """`safetensors.safe_open` for torch, reading nothing but the header."""
 
@@ -75,6 +88,8 @@ class SafeOpen:
         self._path = os.fspath(filename)
         self.device = torch.device("cuda", device) if isinstance(device, int) else torch.device(device or "cpu")
         self.header, self._info, self._data_at = read_header(self._path)
+        ends = (fields["data_offsets"][1] for fields in self.header.values())
+        note_read(self._path, self._data_at + max(ends, default=0))
 
     def read(self, start: int, end: int) -> bytes:
         with open(self._path, "rb") as file:
@@ -219,6 +234,7 @@ def loading(load: Callable[..., Any], overlay: Overlay) -> Callable[..., Any]:
         if isinstance(f, (str, os.PathLike)):
             f = overlay.to_read(overlay.absolute(f))
             kwargs["mmap"] = zipfile.is_zipfile(f)
+            note_read(os.fspath(f), os.path.getsize(f))
         with _disable_current_modes():
             loaded = load(f, stay_on_the_host, *args, **kwargs)
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 import gc
 import gzip
 import json
-import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,6 +27,7 @@ from tunecast.job.job import Job
 from tunecast.tape.build.fill_in import fill_in
 from tunecast.tape.card import Card
 from tunecast.tape.op import Event, Op
+from tunecast.tape.trace.ending import run_and_leave
 
 HERE = Path(__file__).parent
 sys.path.append(str(HERE.parents[1] / "tools"))  # not stacks: its folders would pass for packages
@@ -65,7 +65,6 @@ def main() -> None:
             deepspeed.comm.comm.cdb = None
             dist.destroy_process_group()
     (HERE / "events.json.gz").write_bytes(gzip.compress(json.dumps(found).encode(), mtime=0))
-    os._exit(0)  # the autograd threads of a card that is not there need not be taken down
 
 
 def train(job: Job, config: Any, recorder: Any) -> None:
@@ -121,4 +120,4 @@ def batch_of(job: Job, ids: Any, mask: Any, positions: Any) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main()
+    run_and_leave(main)

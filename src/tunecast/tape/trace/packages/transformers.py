@@ -7,9 +7,10 @@ the configuration is known, the header is made from the model the configuration 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -83,6 +84,8 @@ def find_offered_models(module: ModuleType, recorder: Recorder) -> None:
 
 
 def load_headers_only(module: ModuleType, recorder: Recorder) -> None:
+    from tunecast.tape.trace.tensor_files import HUB_FOLDER
+
     if not hasattr(module, "_get_resolved_checkpoint_files"):  # transformers before 4.50
         return
     resolve, quantizer = module._get_resolved_checkpoint_files, module.get_hf_quantizer
@@ -103,7 +106,8 @@ def load_headers_only(module: ModuleType, recorder: Recorder) -> None:
             files, metadata = None, None
         if name is None or (files and all(str(file).endswith((".safetensors", ".gguf")) for file in files)):
             return files, metadata
-        path = _made_up / f"{len(list(_made_up.glob('*')))}.safetensors"
+        place = _made_up if os.path.isdir(str(name)) else _made_up / f"{HUB_FOLDER}{str(name).replace('/', '--')}"
+        path = place / f"{len(list(_made_up.rglob('*.safetensors')))}.safetensors"
         make_header(path, loading[0], loading[1], recorder)
         return [str(path)], None
 
@@ -152,7 +156,7 @@ def make_header(path: Path, config: Any, stored: Any, recorder: Recorder) -> Non
         recorder.assumptions[f"{config.model_type}: the configuration names no dtype; float32 was taken"] += 1
     kind = next((getattr(transformers, n) for n in config.architectures or () if hasattr(transformers, n)), None)
     build = transformers.AutoModelForCausalLM.from_config if kind is None else kind._from_config
-    with torch.device("meta"):
+    with torch.device("meta"), weights_in_one_piece():
         model = build(plain, dtype=dtype or torch.float32)
     tensors = model.state_dict()
     for name in tied_names(model):
@@ -164,6 +168,20 @@ def make_header(path: Path, config: Any, stored: Any, recorder: Recorder) -> Non
     else:
         tensors = revert_weight_conversion(model, tensors)
     write_header(path, *packed_as(stored, tensors))
+
+
+@contextlib.contextmanager
+def weights_in_one_piece() -> Iterator[None]:
+    """With a ZeRO-3 configuration every model is made in `zero.Init`, which leaves a rank its part of each weight
+    (modeling_utils.py, `get_init_context`); files have them whole."""
+    from transformers.integrations import deepspeed
+
+    kept = deepspeed._hf_deepspeed_config_weak_ref
+    deepspeed._hf_deepspeed_config_weak_ref = None
+    try:
+        yield
+    finally:
+        deepspeed._hf_deepspeed_config_weak_ref = kept
 
 
 Packed = tuple[dict[str, torch.Tensor], dict[str, bytes]]
