@@ -49,6 +49,8 @@ def test_cards_memory_and_limit_of_the_prediction() -> None:
     pod = runtime["spec"]["template"]["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
     assert {"name": "job", "persistentVolumeClaim": {"claimName": "out"}} in pod["volumes"]
     assert runtime["spec"]["template"]["spec"]["failurePolicy"] == {"maxRestarts": 3}
+    mounts = {each["name"]: each for each in pod["containers"][0]["volumeMounts"]}
+    assert mounts["job"]["subPath"] == f"tunecast/{found.name}", "two launches with one claim do not share a folder"
 
 
 def test_without_a_claim_nothing_is_left_to_go_on_from() -> None:

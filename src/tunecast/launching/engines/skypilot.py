@@ -23,6 +23,7 @@ from tunecast.launching.engines.names import (
     SKYPILOT_CLOUDS,
     SKYPILOT_LISTS,
 )
+from tunecast.launching.engines.options import price_usd, whole_number
 from tunecast.launching.engines.start import NOTHING, letter_first, start_text
 from tunecast.launching.ledger import LedgerEntry
 from tunecast.launching.offers import most_anywhere, most_usd_per_hour
@@ -112,10 +113,10 @@ def task_values(
     order: Order, options: Mapping[str, str], entries: list[dict[str, object]], *, spot: bool
 ) -> dict[str, object]:
     disk_gb = ceil((order.disk_bytes or 0) / GB) + SYSTEM_DISK_GB
-    idle = _whole(options, "idle_minutes", IDLE_MINUTES)
+    idle = whole_number(options, "idle_minutes", IDLE_MINUTES)
     listed = {"ordered" if order.offers else "any_of": entries}
     resources: dict[str, object] = {
-        "disk_size": _whole(options, "disk_size", disk_gb),
+        "disk_size": whole_number(options, "disk_size", disk_gb, " of GB"),
         **({"image_id": options["image_id"]} if "image_id" in options else {}),
         **({"job_recovery": "EAGER_NEXT_REGION"} if spot else {"autostop": {"idle_minutes": idle, "down": True}}),
         **(entries[0] if len(entries) == 1 else listed),
@@ -132,13 +133,6 @@ def task_values(
         "setup": f"pip install --requirement {REQUIREMENTS}",
         "run": f"bash {START}",
     }
-
-
-def _whole(options: Mapping[str, str], name: str, usual: int) -> int:
-    given = options.get(name, str(usual))
-    if not given.isdecimal():
-        raise UsageError(f"--option {name}: got {given!r}; allowed: a whole number", field="option")
-    return int(given)
 
 
 def _machines(order: Order, options: Mapping[str, str]) -> tuple[list[TaskMachine], list[str]]:
@@ -179,13 +173,8 @@ def _require(machines: list[TaskMachine], reasons: Sequence[str]) -> list[TaskMa
 
 
 def _hourly(options: Mapping[str, str], planned: float) -> float:
-    given = options.get("max_hourly_cost")
-    try:
-        return planned if given is None else float(given)
-    except ValueError:
-        raise UsageError(
-            f"--option max_hourly_cost: got {given!r}; allowed: USD, such as 2.5", field="option"
-        ) from None
+    given = price_usd(options, "max_hourly_cost")
+    return planned if given is None else given
 
 
 def _missing(offer: MachineOffer, order: Order, options: Mapping[str, str]) -> str:
