@@ -99,6 +99,13 @@ def test_a_spot_machine_makes_a_managed_job() -> None:
     assert "ln -sfn /tunecast/job-1 output" in spot.files["start.sh"]
 
 
+def test_several_are_queued_as_managed_jobs() -> None:
+    found = rendered(order("l4", of_several=True), "skypilot", bucket="none")
+    assert found.commands[-1][:3] == ("sky", "jobs", "launch") and "cluster.yaml" not in found.files
+    assert "autostop" not in yaml.safe_load(found.files["managed.yaml"])["resources"]
+    assert any("sky jobs queue" in note for note in found.notes)
+
+
 def test_a_cloud_that_cannot_keep_results_is_left_out_by_name() -> None:
     made = rendered(
         order("l4", offers=(offer("l4", 0.5, 1.0), offer("l4", 0.7, 1.0, provider="gcp"))), "skypilot", bucket="s3://x"

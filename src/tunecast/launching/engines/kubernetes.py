@@ -14,14 +14,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from math import ceil
 from typing import Any
 
 from tunecast.errors import NotResolved, UsageError
 from tunecast.job.readers.json import parsed
-from tunecast.launching.engines.commands import output_of
+from tunecast.launching.engines.commands import output_of, submit_or_find
 from tunecast.launching.engines.options import whole_number
-from tunecast.launching.ledger import LedgerEntry
+from tunecast.launching.ledger import LedgerEntry, NotKnown
 from tunecast.launching.programs import files_of
 from tunecast.launching.programs.own_folder import OWN
 from tunecast.launching.rendering import OUTPUT, RESUME, Command, Order
@@ -245,9 +246,24 @@ def submit(entry: LedgerEntry, commands: tuple[Command, ...], environment: Mappi
     if NO_IMAGE in (entry.folder / JOB).read_text(encoding="utf-8"):
         raise UsageError("--on kubernetes: no image to run. To fix: --option image=NAME", field="option")
     context = _run(("kubectl", "config", "current-context"), entry, environment).strip()
-    for command in commands:
-        _run((command[0], "--context", context, *command[1:]), entry, environment)
+
+    def apply() -> None:
+        for command in commands:
+            _run((command[0], "--context", context, *command[1:]), entry, environment)
+
+    try:
+        submit_or_find(apply, lambda: state(entry), "kubectl")
+    except NotKnown:
+        raise
+    except NotResolved:  # what was made before it was refused is taken away again
+        for name in (JOB, AROUND):  # each by itself: of a kind that the cluster does not know nothing can be deleted
+            with suppress(NotResolved):
+                _run(("kubectl", "--context", context, *DELETE, "-f", name), entry, environment)
+        raise
     return f"{context}/{name_of(entry.id)}"
+
+
+DELETE = ("delete", "--ignore-not-found", "--wait=false")
 
 
 def _run(command: Command, entry: LedgerEntry, environment: Mapping[str, str] | None = None) -> str:
@@ -300,4 +316,4 @@ def log_command(entry: LedgerEntry, *, follow: bool) -> Command:
 
 def cancel(entry: LedgerEntry) -> None:
     """With what was made for it."""
-    _run((*_kubectl(entry), "delete", "--ignore-not-found", "--wait=false", "-f", JOB, "-f", AROUND), entry)
+    _run((*_kubectl(entry), *DELETE, "-f", JOB, "-f", AROUND), entry)
