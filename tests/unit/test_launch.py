@@ -135,6 +135,15 @@ def test_further_settings_are_taken_unless_the_job_says_them() -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "told"),
+    [("output_dir", "results go to output"), ("checkpointer.output_dir", "results go"), ("hub_token", "no secret")],
+)
+def test_further_settings_name_no_place_and_no_secret(name: str, told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        rendered(job_of(), extra={name: "x"})
+
+
+@pytest.mark.parametrize(
     ("fields", "told"),
     [
         ({"stack": "transformers"}, "stack: got transformers; .* nearest: trl"),

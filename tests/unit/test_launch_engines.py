@@ -12,6 +12,8 @@ import json
 import os
 import shlex
 from pathlib import Path
+from signal import SIGTERM
+from subprocess import Popen
 from typing import Any
 
 import pytest
@@ -19,8 +21,9 @@ import pytest
 from tunecast.door import launch as door
 from tunecast.door.read import read
 from tunecast.errors import NotResolved, UsageError
-from tunecast.launching.engines import engine_of, rendering_of
+from tunecast.launching.engines import engine_of, rendering_of, ssh
 from tunecast.launching.engines.names import DSTACK_CARDS, SEVERAL_CARDS, SKYPILOT_CARDS, SKYPILOT_CLOUDS
+from tunecast.launching.ledger import LedgerEntry
 from tunecast.launching.offers import PlannedMachines, most_usd_per_hour, planned_machines, with_offers
 from tunecast.launching.rendering import MachineOffer, Order, Rendering, TrainingProgram
 
@@ -96,6 +99,13 @@ def test_a_spot_machine_makes_a_managed_job() -> None:
     assert "ln -sfn /tunecast/job-1 output" in spot.files["start.sh"]
 
 
+def test_several_are_queued_as_managed_jobs() -> None:
+    found = rendered(order("l4", of_several=True), "skypilot", bucket="none")
+    assert found.commands[-1][:3] == ("sky", "jobs", "launch") and "cluster.yaml" not in found.files
+    assert "autostop" not in yaml.safe_load(found.files["managed.yaml"])["resources"]
+    assert any("sky jobs queue" in note for note in found.notes)
+
+
 def test_a_cloud_that_cannot_keep_results_is_left_out_by_name() -> None:
     made = rendered(
         order("l4", offers=(offer("l4", 0.5, 1.0), offer("l4", 0.7, 1.0, provider="gcp"))), "skypilot", bucket="s3://x"
@@ -161,12 +171,58 @@ def test_what_an_engine_needs_is_asked_for_before_anything_starts(on: str, optio
         engine_of(on).require(order(), options)
 
 
-def test_options_are_checked() -> None:
-    for name, value in (("bucket", "kept"), ("disk_size", "big"), ("max_hourly_cost", "cheap")):
-        with pytest.raises(UsageError, match=name):
-            rendered(order(offers=THREE), "skypilot", **{name: value})
-    with pytest.raises(UsageError, match="timeout"):
-        rendered(order(), "lyceum", timeout="6h")
+@pytest.mark.parametrize(
+    ("on", "name", "value"),
+    [
+        ("skypilot", "bucket", "kept"),
+        ("skypilot", "disk_size", "big"),
+        ("skypilot", "disk_size", "9" * 30),
+        *(("skypilot", "max_hourly_cost", value) for value in ("cheap", "nan", "inf", "0", "-1")),
+        *(("dstack", "max_price", value) for value in ("cheap", "nan", "-3")),
+        ("lyceum", "timeout", "6h"),
+        ("lyceum", "image", "--force"),
+        ("slurm", "partition", ""),
+        ("kubernetes", "restarts", "often"),
+        ("kubernetes", "restarts", "-1"),
+        ("kubernetes", "node_selector", "h100"),
+    ],
+)
+def test_options_are_checked(on: str, name: str, value: str) -> None:
+    cluster = {"data_claim": "data"} if on == "kubernetes" else {}
+    with pytest.raises(UsageError, match=f"--option {name}: got"):
+        rendered(order(offers=THREE), on, **cluster, **{name: value})
+
+
+SSH = """#!/bin/sh
+for word; do :; done
+cd "$THERE" && eval "$word"
+"""
+
+
+def test_a_number_that_another_process_has_now_is_not_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after the other machine was restarted: it is not taken for running, and not killed."""
+    there = tmp_path / "there" / "tunecast" / "job-1"
+    there.mkdir(parents=True)
+    script = tmp_path / "ssh"
+    script.write_text(SSH)
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setenv("THERE", str(tmp_path / "there"))
+    entry = LedgerEntry("job-1", tmp_path, "ssh:box", "trl", "", "")
+    foreign, ours = (Popen(["sleep", "1000"], cwd=place, start_new_session=True) for place in (tmp_path, there))
+    try:
+        (there / "process").write_text(f"{foreign.pid}\n")
+        assert state_of(entry) == "failed"
+        ssh.cancel(entry)
+        assert foreign.poll() is None
+        (there / "process").write_text(f"{ours.pid}\n")
+        assert state_of(entry) == "running"
+        ssh.cancel(entry)
+        assert ours.wait() == -SIGTERM
+        assert state_of(entry) == "failed"
+    finally:
+        foreign.kill()
+        ours.kill()
 
 
 def choice(gpu: str, provider: str = "runpod", gpus: int = 1, **told: Any) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import pytest
 
 from tunecast.door.launch import Launched, cancel, jobs, launch, log_command
 from tunecast.door.read import read
-from tunecast.errors import UsageError
+from tunecast.errors import NotResolved, UsageError
 from tunecast.launching.engines.kubernetes import block, name_of, state_in
 from tunecast.launching.rendering import Rendering
 
@@ -49,6 +49,8 @@ def test_cards_memory_and_limit_of_the_prediction() -> None:
     pod = runtime["spec"]["template"]["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
     assert {"name": "job", "persistentVolumeClaim": {"claimName": "out"}} in pod["volumes"]
     assert runtime["spec"]["template"]["spec"]["failurePolicy"] == {"maxRestarts": 3}
+    mounts = {each["name"]: each for each in pod["containers"][0]["volumeMounts"]}
+    assert mounts["job"]["subPath"] == f"tunecast/{found.name}", "two launches with one claim do not share a folder"
 
 
 def test_without_a_claim_nothing_is_left_to_go_on_from() -> None:
@@ -123,3 +125,49 @@ def test_it_is_started_found_and_stopped_by_kubectl(tmp_path: Path, monkeypatch:
     assert "delete --ignore-not-found --wait=false -f trainjob.yaml -f files.yaml" in asked.read_text()
     answer.write_text("")
     assert jobs().jobs[0].state == "cancelled"
+
+
+FAILING = """#!/bin/sh
+echo "$@" >>"$ASKED"
+case "$*" in
+"config current-context") echo here ;;
+*"apply -f trainjob.yaml") echo "unexpected EOF" >&2; exit 1 ;;
+*" get "*|"get "*) cat "$ANSWER" ;;
+esac
+"""
+
+
+@pytest.mark.parametrize(
+    ("answer", "states", "told"),
+    [
+        pytest.param("", [], "unexpected EOF", id="refused"),
+        pytest.param(None, ["unknown"], "not known until kubectl answers", id="no answer"),
+        pytest.param('{"status": {"jobsStatus": [{"active": 1}]}}', ["running"], None, id="taken all the same"),
+    ],
+)
+def test_a_cluster_that_fails_half_way(
+    answer: str | None, states: list[str], told: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job is gone with all that was made for it, or it is found again."""
+    tool, asked, answered = tmp_path / "bin" / "kubectl", tmp_path / "asked", tmp_path / "answer"
+    tool.parent.mkdir()
+    tool.write_text(FAILING)
+    tool.chmod(0o755)
+    if answer is not None:
+        answered.write_text(answer)
+    monkeypatch.setenv("PATH", str(tool.parent), prepend=os.pathsep)
+    for name, value in {"ASKED": asked, "ANSWER": answered, "XDG_DATA_HOME": tmp_path / "data"}.items():
+        monkeypatch.setenv(name, str(value))
+    file = tmp_path / "train.jsonl"
+    file.write_text('{"text": "a"}\n')
+    job = read("llama-3.2-1b", None, stack="trl", gpu="h100-sxm-80gb", data_path=str(file))
+    options = {**IMAGE, "data_claim": "sets"}
+    if told is None:
+        launch(job, on="kubernetes", options=options)
+    else:
+        with pytest.raises(NotResolved, match=told):
+            launch(job, on="kubernetes", options=options)
+    assert [each.state for each in jobs().jobs] == states
+    deleted = [line for line in asked.read_text().splitlines() if " delete " in line]
+    assert bool(deleted) == (not states)
+    assert not deleted or any("files.yaml" in line for line in deleted)

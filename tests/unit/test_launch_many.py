@@ -23,6 +23,7 @@ from tunecast.launching import ledger
 from tunecast.launching.engines import slurm
 from tunecast.launching.rendering import Rendering
 from tunecast.market.offer import Offer
+from tunecast.report.lists.launch import THE_SAME
 
 pytestmark = pytest.mark.whole
 
@@ -188,11 +189,25 @@ def test_json_lines_and_groups(tmp_path: Path, engine: dict[str, Any], capsys: p
     assert main(["launch", str(file), "--on", "slurm"]) == UsageError.exit_code
 
 
+def test_files_that_are_the_same_in_every_job_are_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["launch", "llama-3.2-1b", "--method", "lora", "--gpu", "h100", "--set", "lora.rank=8,16", "--dry-run"]
+    assert main([*asked, "--on", "skypilot"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.count("lines, the same for every job: --out DIR writes them") == 2 * len(THE_SAME)
+    assert shown.count("$ sky jobs launch") == 2
+
+
+def test_a_launch_by_an_engine_that_is_not_known_hides_no_other() -> None:
+    for name, on in (("a", "another"), ("b", "local")):
+        ledger.reserve(Rendering(name, on, "trl", {}, ()), "2026-11-18T00:00:00")
+    assert [(each.id, each.state) for each in jobs().jobs] == [("a", "unknown"), ("b", "not started")]
+
+
 @pytest.mark.parametrize(
     ("how", "told"),
     [
         ({"share": True, "on": "local"}, "--share"),
-        ({"at_once": 2, "on": "local"}, "--at-once"),
+        ({"at_once": 2, "on": "local"}, "--at-once: on local one job runs after another"),
         ({"share": True}, "no machine of your own"),
     ],
 )

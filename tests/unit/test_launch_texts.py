@@ -66,6 +66,11 @@ def test_what_the_shell_fills_in_is_ours_alone() -> None:
     assert shell_words(("a", "${NODE_RANK:-0}")) == 'a "${NODE_RANK:-0}"'
 
 
+def test_an_engine_on_a_machine_wants_its_name() -> None:
+    with pytest.raises(UsageError, match="--on ssh:HOST"):
+        engine_of("ssh")
+
+
 @pytest.mark.parametrize("text", ["ssh:", "slurm:x", "ssh:-oProxyCommand=x", "nowhere", "ssh:a b", ""])
 def test_engines_that_there_are_not(text: str) -> None:
     with pytest.raises(UsageError, match="--on"):

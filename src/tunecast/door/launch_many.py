@@ -141,7 +141,8 @@ def launch_many(
             f"--share: {engine.name} is one machine. To fix: --on slurm, or leave --share out", field="share"
         )
     if at_once is not None and not hasattr(engine.module, "render_many"):
-        raise UsageError(f"--at-once: {engine.name} has a queue of its own. To fix: leave it out", field="at_once")
+        why = "one job runs after another" if engine.name in WITHOUT_QUEUE else "how many run is its own affair"
+        raise UsageError(f"--at-once: on {engine.name} {why}. To fix: leave it out", field="at_once")
     variants = _named([_variant(each, together) for each in sources])
     options = cast(PlanOptions, {key: value for key, value in plan_options.items() if value})
     placed = _placed(variants, engine, together, options, share=share, tick=tick)
@@ -246,7 +247,7 @@ def _prepare_all(
             )  # fmt: skip
             if place is not None:
                 order = with_offers(order, machines_in(place.choice), predict)
-            order = replace(order, name=name, in_turn=in_turn)
+            order = replace(order, name=name, in_turn=in_turn, of_several=len(variants) > 1)
             rendering = rendering_of(order, engine, together.options)
         except TunecastError as error:
             failures.append((name, error))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from tunecast.door.recorded import measured_notes, take_left_behind
-from tunecast.errors import NotResolved
+from tunecast.errors import NotResolved, UsageError
 from tunecast.launching import ledger
 from tunecast.launching.engines import engine_of
 from tunecast.launching.ledger import LedgerEntry
@@ -82,7 +82,11 @@ def states_of(entries: Sequence[LedgerEntry]) -> dict[str, str]:
         by_engine.setdefault(entry.engine, []).append(entry)
     found: dict[str, str] = {}
     for name, of in by_engine.items():
-        module = engine_of(name).module
+        try:
+            module = engine_of(name).module
+        except UsageError:  # of another release, or a record that was changed by hand
+            found |= {entry.id: "unknown" for entry in of}
+            continue
         if hasattr(module, "states"):
             found |= _states_or_unknown(of, module.states)
         else:

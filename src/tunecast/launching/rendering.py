@@ -127,6 +127,8 @@ class Order:
     disk_bytes: int | None = None
     in_turn: bool = False
     """One of several on one machine that has no queue of its own: each waits for those before it."""
+    of_several: bool = False
+    """One of several that are launched together: where the engine has a queue, it is for that."""
     offers: tuple[MachineOffer, ...] = ()
     """Of a plan: its pick, then what else runs the same settings on as many cards, the cheapest run first."""
     anywhere: bool = True

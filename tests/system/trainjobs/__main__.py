@@ -3,6 +3,7 @@
     ./dev system trainjobs [--out FILE]        kubeflow-trainer-api's and kubernetes' own models, by PyPI
     ./dev system trainjobs --crds REPOSITORY   also the schemas of a git directory of kubeflow/trainer, as an API server
                                                applies them: a field that it does not know is an error
+    ./dev system trainjobs --crds REPOSITORY --server    also a real API server, that kubectl reaches (server.py)
 
 Read by a model and written by it again, an object has to be the same: what a model does not know it leaves out.
 """
@@ -21,6 +22,7 @@ from typing import Any
 import yaml
 from committed import commit
 
+from trainjobs import server
 from tunecast.door.launch import launch
 from tunecast.launching.rendering import Rendering
 
@@ -122,21 +124,38 @@ def strict(schema: Any) -> Any:
     return made
 
 
+def definitions_of(repository: Path) -> list[Any]:
+    git, kinds = ("git", "--git-dir", str(repository)), ("trainjobs", "trainingruntimes", "clustertrainingruntimes")
+    paths = (f"HEAD:manifests/base/crds/trainer.kubeflow.org_{name}.yaml" for name in kinds)
+    shown = (subprocess.run([*git, "show", path], capture_output=True, text=True, check=True) for path in paths)
+    return [yaml.safe_load(each.stdout) for each in shown]
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="./dev system trainjobs", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--crds", type=Path, metavar="REPOSITORY", help="a git directory of kubeflow/trainer")
     parser.add_argument("--out", type=Path, metavar="FILE", help="where the dated result goes")
+    parser.add_argument("--server", action="store_true", help="the API server that kubectl reaches; with --crds")
     arguments = parser.parse_args(argv)
+    if arguments.server:
+        if arguments.crds is None:
+            parser.error("--server wants --crds: the kinds it is to know")
+        server.define(definitions_of(arguments.crds))
     schemas, published = schemas_of(arguments.crds)
     rows = []
     for stack in STACKS:
         for name, (fields, options) in CASES.items():
             things = list(objects_of(stack, fields, options))
             wrong = [each for thing in things for each in problems(thing, schemas)]
+            wrong += server.problems(things) if arguments.server else ()
             print(f"{stack}, {name}: {', '.join(each['kind'] for each in things)}: {wrong or 'accepted'}", flush=True)
             rows.append({"stack": stack, "case": name, "kinds": [each["kind"] for each in things], "problems": wrong})
+    if arguments.server:
+        wrong = list(server.life())
+        print(f"started, found, stopped and refused on {server.release()}: {wrong or 'as it should be'}", flush=True)
+        rows.append({"stack": "trl", "case": "a job's life", "kinds": [], "problems": wrong})
     if arguments.out is not None:
         content = {
             "date": date.today().isoformat(),
@@ -145,6 +164,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "failures": [row for row in rows if row["problems"]],
             "models": {name: version(name) for name in ("kubeflow-trainer-api", "kubernetes")},
             "schemas": published,
+            "server": server.release() if arguments.server else "",
             "objects": rows,
         }
         arguments.out.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")

@@ -1,19 +1,20 @@
 """Where a training runs, one file each: rendering is pure, submitting thin.
 
-commands.py  An engine's own command, run here: what it printed, or its words for what went wrong
-dstack.py    dstack: a task with the plan's card and providers, of which dstack takes the cheapest
+commands.py    An engine's own command, run here: what it printed, or its words for what went wrong
+dstack.py      dstack: a task with the plan's card and providers, of which dstack takes the cheapest
 kubernetes.py  Kubernetes: a TrainJob of Kubeflow Trainer with its runtime, queued by Kueue where a queue is named,
-             started by `kubectl apply`
-local.py     This machine: a process of its own session, which goes on when the terminal is closed
-lyceum.py    lyceum: a container on one machine, by lyceum-cli; files go through the account's storage
-names.py     What engines call our cards and providers. What is not here is named in a note, and never guessed
-skypilot.py  SkyPilot: a task with the plan's machines in the plan's order, started by `sky launch`, or by `sky jobs
-             launch` where a spot machine is among them
-slurm.py     Slurm: a batch script with its order, submitted by sbatch
-ssh.py       A plain machine, by ssh: files are copied into tunecast/NAME of the user's folder there, and started in a
-             session of their own, which goes on when the connection is lost
-start.py     What engines with machines of their own run there: which machine it is, where results are kept, and the
-             training
+               started by `kubectl apply`
+local.py       This machine: a process of its own session, which goes on when the terminal is closed
+lyceum.py      lyceum: a container on one machine, by lyceum-cli; files go through the account's storage
+names.py       What engines call our cards and providers. What is not here is named in a note, and never guessed
+options.py     Values of an engine's own options that are numbers: `--option max_price=2.5`
+skypilot.py    SkyPilot: a task with the plan's machines in the plan's order, started by `sky launch`, or by `sky jobs
+               launch` where a spot machine is among them
+slurm.py       Slurm: a batch script with its order, submitted by sbatch
+ssh.py         A plain machine, by ssh: files are copied into tunecast/NAME of the user's folder there, and started in
+               a session of their own, which goes on when the connection is lost
+start.py       What engines with machines of their own run there: which machine it is, where results are kept, and the
+               training
 """
 
 from __future__ import annotations
@@ -35,8 +36,9 @@ ENGINES: Mapping[str, str] = {
 """What `--on` names, by the file here that does it."""
 WITH_HOST = ("ssh",)
 HOST = re.compile(r"(?:[A-Za-z_][A-Za-z0-9_.-]*@)?[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?")
-OPTION_VALUE = re.compile(r"[A-Za-z0-9_.,:=@%/+*\[\]-]*")
-"""What an engine's own options may hold: nothing that a shell or a comment line takes for more than text."""
+OPTION_VALUE = re.compile(r"[A-Za-z0-9_.,:=@%/+*\[\]][A-Za-z0-9_.,:=@%/+*\[\]-]*")
+"""What an engine's own options may hold: nothing that a shell or a comment line takes for more than text, nor a program
+for a flag."""
 
 
 class Engine(NamedTuple):
@@ -72,7 +74,11 @@ class Engine(NamedTuple):
 def engine_of(text: str) -> Engine:
     name, colon, host = text.partition(":")
     allowed = ", ".join(f"{each}:HOST" if each in WITH_HOST else each for each in ENGINES)
-    if name not in ENGINES or bool(colon) != (name in WITH_HOST):
+    if name in WITH_HOST and not colon:
+        raise UsageError(
+            f"--on: got {name}, without the machine. To fix: --on {name}:HOST, such as {name}:gpu-box", field="on"
+        )
+    if name not in ENGINES or (colon and name not in WITH_HOST):
         raise UsageError(f"--on: got {text[:80]!r}; allowed: {allowed}{nearest_hint(name, ENGINES)}", field="on")
     if colon and not HOST.fullmatch(host):
         raise UsageError(f"--on: got the host {host[:80]!r}; allowed: a name such as gpu-box or me@gpu-box", field="on")
@@ -87,7 +93,8 @@ def rendering_of(order: Order, engine: Engine, options: Mapping[str, str]) -> Re
             raise UsageError(f"--option: {engine.name} has no {name[:80]!r}; allowed: {known}", field="option")
         if not OPTION_VALUE.fullmatch(value):
             raise UsageError(
-                f"--option {name}: got {value[:80]!r}; allowed: letters, digits and .,:=@%/+*[]_-", field="option"
+                f"--option {name}: got {value[:80]!r}; allowed: letters, digits and .,:=@%/+*[]_-, no - first",
+                field="option",
             )
     engines_own: tuple[Mapping[str, str], tuple[Command, ...], tuple[str, ...]]
     engines_own = engine.module.render(order, options, engine.host)

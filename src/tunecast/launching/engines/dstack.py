@@ -16,6 +16,7 @@ from tunecast.errors import NotResolved, UsageError
 from tunecast.hardware.catalog import gpu
 from tunecast.launching.engines.commands import run_command, submit_by_name
 from tunecast.launching.engines.names import DSTACK_BACKENDS, DSTACK_CARDS, FORM_FACTORS
+from tunecast.launching.engines.options import price_usd
 from tunecast.launching.engines.start import INSTALLATION_S, NOTHING, letter_first, start_text
 from tunecast.launching.ledger import LedgerEntry
 from tunecast.launching.offers import most_anywhere
@@ -72,7 +73,8 @@ def require_options(order: Order, options: Mapping[str, str]) -> None:
 def task_values(order: Order, options: Mapping[str, str]) -> dict[str, object]:
     hardware, pick = order.job.hardware, order.offers[0] if order.offers else None
     spot = pick is not None and pick.kind == "spot"
-    price = _usd(options["max_price"]) if "max_price" in options else most_anywhere(order) if pick else None
+    asked_usd = price_usd(options, "max_price")
+    price = most_anywhere(order) if asked_usd is None and pick else asked_usd
     taken = {**files_of(order.program, order.job), START: ""}
     files = [{"local_path": each, "path": each} for each in taken]
     files += [{"local_path": here, "path": path} for path, here in order.program.carried.items()]
@@ -126,13 +128,6 @@ def _duration(order: Order, options: Mapping[str, str]) -> dict[str, object]:
     if "max_duration" in options:
         return {"max_duration": options["max_duration"]}
     return {} if order.limit_s is None else {"max_duration": f"{ceil((order.limit_s + INSTALLATION_S) / 60)}m"}
-
-
-def _usd(given: str) -> float:
-    try:
-        return float(given)
-    except ValueError:
-        raise UsageError(f"--option max_price: got {given!r}; allowed: USD, such as 2.5", field="option") from None
 
 
 def _notes(order: Order, options: Mapping[str, str]) -> Iterator[str]:

@@ -14,13 +14,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from math import ceil
 from typing import Any
 
 from tunecast.errors import NotResolved, UsageError
 from tunecast.job.readers.json import parsed
-from tunecast.launching.engines.commands import output_of
-from tunecast.launching.ledger import LedgerEntry
+from tunecast.launching.engines.commands import output_of, submit_or_find
+from tunecast.launching.engines.options import whole_number
+from tunecast.launching.ledger import LedgerEntry, NotKnown
 from tunecast.launching.programs import files_of
 from tunecast.launching.programs.own_folder import OWN
 from tunecast.launching.rendering import OUTPUT, RESUME, Command, Order
@@ -35,7 +37,7 @@ OPTIONS = (
 """image          that Containerfile builds
 queue          Kueue's LocalQueue
 runtime        a ClusterTrainingRuntime of the cluster, in the place of the one rendered here
-claim          the PersistentVolumeClaim that checkpoints go to
+claim          the PersistentVolumeClaim that checkpoints go to: a folder of its own for each launch
 data_claim, model_claim    those with the data and with a model that is no Hub id
 own_claim      that with the folder of a training file of your own
 secret         the Secret whose HF_TOKEN a download needs
@@ -44,6 +46,9 @@ restarts       after a failure, from the last checkpoint on"""
 JOB, AROUND = "trainjob.yaml", "files.yaml"
 GROUP = "trainer.kubeflow.org"
 FOLDER, CONFIG = "/job", "/config"
+IN_CLAIM = "tunecast"
+"""The folder of a claim that has one for each launch: two that share a claim do not go on from each other's
+checkpoints."""
 NO_IMAGE = "PLACEHOLDER_image"
 RESTARTS = 3
 """Where a claim keeps checkpoints; without one nothing is left to go on from."""
@@ -105,7 +110,7 @@ def notes(order: Order, options: Mapping[str, str]) -> Iterator[str]:
     for folder, files in carried_by_folder(order).items():
         what = "the folder of your file" if folder == OWN else ", ".join(files)
         yield f"{what} is looked for in the claim {options[f'{folder}_claim']}"
-    if "runtime" in options and int(options.get("restarts", "0")):
+    if "runtime" in options and whole_number(options, "restarts", 0):
         yield "restarts are the runtime's own: the one that was named says how often"
 
 
@@ -150,19 +155,29 @@ def pod_parts(name: str, options: Mapping[str, str]) -> tuple[dict[str, Any], di
     all_of = volumes(name, options)
     pod: dict[str, Any] = {"volumes": [{"name": volume, **what} for volume, _, what in all_of]}
     if "node_selector" in options:
-        label, _, value = options["node_selector"].partition("=")
+        label, equals, value = options["node_selector"].partition("=")
+        if not (label and equals):
+            raise UsageError(
+                f"--option node_selector: got {options['node_selector'][:80]!r}; allowed: LABEL=VALUE, such as "
+                "nvidia.com/gpu.product=NVIDIA-H100-80GB-HBM3",
+                field="option",
+            )
         pod["nodeSelector"] = {label: value}
+    own_folder = {"subPath": f"{IN_CLAIM}/{name}"} if "claim" in options else {}
     mounts = [
-        {"name": volume, "mountPath": place, **({"readOnly": True} if volume in ("files", "data", "model") else {})}
+        {
+            "name": volume, "mountPath": place, **({"readOnly": True} if volume in ("files", "data", "model") else {}),
+            **(own_folder if volume == "job" else {}),
+        }
         for volume, place, _ in all_of
-    ]
+    ]  # fmt: skip
     return pod, {"name": NODE, "volumeMounts": mounts}
 
 
 def runtime(name: str, order: Order, options: Mapping[str, str]) -> dict[str, Any]:
     """A TrainingRuntime for this one job. All of its pods begin again together, as torch wants it."""
     pod, container = pod_parts(name, options)
-    restarts = int(options.get("restarts", RESTARTS if "claim" in options else 0))
+    restarts = whole_number(options, "restarts", RESTARTS if "claim" in options else 0)
     step = {f"{GROUP}/trainjob-ancestor-step": "trainer"}
     template = {"spec": {"restartPolicy": "Never", **pod, "containers": [{**container, "image": image_of(options)}]}}
     job = {"metadata": {"labels": step}, "spec": {"backoffLimit": 0, "template": template}}
@@ -231,9 +246,24 @@ def submit(entry: LedgerEntry, commands: tuple[Command, ...], environment: Mappi
     if NO_IMAGE in (entry.folder / JOB).read_text(encoding="utf-8"):
         raise UsageError("--on kubernetes: no image to run. To fix: --option image=NAME", field="option")
     context = _run(("kubectl", "config", "current-context"), entry, environment).strip()
-    for command in commands:
-        _run((command[0], "--context", context, *command[1:]), entry, environment)
+
+    def apply() -> None:
+        for command in commands:
+            _run((command[0], "--context", context, *command[1:]), entry, environment)
+
+    try:
+        submit_or_find(apply, lambda: state(entry), "kubectl")
+    except NotKnown:
+        raise
+    except NotResolved:  # what was made before it was refused is taken away again
+        for name in (JOB, AROUND):  # each by itself: of a kind that the cluster does not know nothing can be deleted
+            with suppress(NotResolved):
+                _run(("kubectl", "--context", context, *DELETE, "-f", name), entry, environment)
+        raise
     return f"{context}/{name_of(entry.id)}"
+
+
+DELETE = ("delete", "--ignore-not-found", "--wait=false")
 
 
 def _run(command: Command, entry: LedgerEntry, environment: Mapping[str, str] | None = None) -> str:
@@ -286,4 +316,4 @@ def log_command(entry: LedgerEntry, *, follow: bool) -> Command:
 
 def cancel(entry: LedgerEntry) -> None:
     """With what was made for it."""
-    _run((*_kubectl(entry), "delete", "--ignore-not-found", "--wait=false", "-f", JOB, "-f", AROUND), entry)
+    _run((*_kubectl(entry), *DELETE, "-f", JOB, "-f", AROUND), entry)

@@ -16,6 +16,7 @@ from typing import Any
 
 from tunecast.errors import NotResolved, UsageError
 from tunecast.launching.engines.commands import run_command
+from tunecast.launching.engines.options import whole_number
 from tunecast.launching.engines.start import INSTALLATION_S
 from tunecast.launching.ledger import LedgerEntry
 from tunecast.launching.pins import PYTHON
@@ -82,10 +83,9 @@ def start_words(place: str) -> str:
 
 
 def _limit_s(order: Order, options: Mapping[str, str]) -> int | None:
-    given = options.get("timeout")
-    if given is not None and not given.isdecimal():
-        raise UsageError(f"--option timeout: got {given!r}; allowed: whole seconds", field="option")
-    return int(given) if given is not None else None if order.limit_s is None else ceil(order.limit_s + INSTALLATION_S)
+    if "timeout" in options:
+        return whole_number(options, "timeout", 0, " of seconds")
+    return None if order.limit_s is None else ceil(order.limit_s + INSTALLATION_S)
 
 
 def require_options(order: Order, options: Mapping[str, str]) -> None:

@@ -1,5 +1,6 @@
 """SkyPilot: a task with the plan's machines in the plan's order, started by `sky launch`, or by `sky jobs launch` where
-a spot machine is among them: a managed job is started again when it is interrupted.
+a spot machine is among them or several jobs are launched together: a managed job is queued by SkyPilot, and started
+again when it is interrupted.
 
 Source  docs.skypilot.co, "Task YAML"; sky/utils/schemas.py of skypilot 0.14.1. A YAML has no word for how long a task
         takes, and one that is sent to SkyPilot's server loses what `Task.set_time_estimator` said (sky/task.py,
@@ -23,6 +24,7 @@ from tunecast.launching.engines.names import (
     SKYPILOT_CLOUDS,
     SKYPILOT_LISTS,
 )
+from tunecast.launching.engines.options import price_usd, whole_number
 from tunecast.launching.engines.start import NOTHING, letter_first, start_text
 from tunecast.launching.ledger import LedgerEntry
 from tunecast.launching.offers import most_anywhere, most_usd_per_hour
@@ -66,10 +68,10 @@ def render(
 ) -> tuple[Mapping[str, str], tuple[Command, ...], tuple[str, ...]]:
     machines, notes = _machines(order, options)
     entries = [each.entry for each in machines]
-    spot = any(entry.get("use_spot") for entry in entries)
+    managed = order.of_several or any(entry.get("use_spot") for entry in entries)
     name = letter_first(order.name)
-    file, flags = (MANAGED, ("jobs", "launch")) if spot else (CLUSTER, ("launch", "--cluster", name))
-    task = task_values(order, options, entries, spot=spot)
+    file, flags = (MANAGED, ("jobs", "launch")) if managed else (CLUSTER, ("launch", "--cluster", name))
+    task = task_values(order, options, entries, managed=managed)
     kept, variables = KEPT if _bucket(options) else "", VARIABLES if order.job.hardware.nodes > 1 else {}
     files = {file: yaml_text(task, HEADING), START: start_text("SkyPilot", variables, kept, name)}
     if order.expected_s is not None:
@@ -109,15 +111,15 @@ def _bucket(options: Mapping[str, str]) -> str:
 
 
 def task_values(
-    order: Order, options: Mapping[str, str], entries: list[dict[str, object]], *, spot: bool
+    order: Order, options: Mapping[str, str], entries: list[dict[str, object]], *, managed: bool
 ) -> dict[str, object]:
     disk_gb = ceil((order.disk_bytes or 0) / GB) + SYSTEM_DISK_GB
-    idle = _whole(options, "idle_minutes", IDLE_MINUTES)
+    idle = whole_number(options, "idle_minutes", IDLE_MINUTES)
     listed = {"ordered" if order.offers else "any_of": entries}
     resources: dict[str, object] = {
-        "disk_size": _whole(options, "disk_size", disk_gb),
+        "disk_size": whole_number(options, "disk_size", disk_gb, " of GB"),
         **({"image_id": options["image_id"]} if "image_id" in options else {}),
-        **({"job_recovery": "EAGER_NEXT_REGION"} if spot else {"autostop": {"idle_minutes": idle, "down": True}}),
+        **({"job_recovery": "EAGER_NEXT_REGION"} if managed else {"autostop": {"idle_minutes": idle, "down": True}}),
         **(entries[0] if len(entries) == 1 else listed),
     }
     mounts: dict[str, object] = {f"{WORKDIR}/{path}": here for path, here in order.program.carried.items()}
@@ -132,13 +134,6 @@ def task_values(
         "setup": f"pip install --requirement {REQUIREMENTS}",
         "run": f"bash {START}",
     }
-
-
-def _whole(options: Mapping[str, str], name: str, usual: int) -> int:
-    given = options.get(name, str(usual))
-    if not given.isdecimal():
-        raise UsageError(f"--option {name}: got {given!r}; allowed: a whole number", field="option")
-    return int(given)
 
 
 def _machines(order: Order, options: Mapping[str, str]) -> tuple[list[TaskMachine], list[str]]:
@@ -179,13 +174,8 @@ def _require(machines: list[TaskMachine], reasons: Sequence[str]) -> list[TaskMa
 
 
 def _hourly(options: Mapping[str, str], planned: float) -> float:
-    given = options.get("max_hourly_cost")
-    try:
-        return planned if given is None else float(given)
-    except ValueError:
-        raise UsageError(
-            f"--option max_hourly_cost: got {given!r}; allowed: USD, such as 2.5", field="option"
-        ) from None
+    given = price_usd(options, "max_hourly_cost")
+    return planned if given is None else given
 
 
 def _missing(offer: MachineOffer, order: Order, options: Mapping[str, str]) -> str:
@@ -273,6 +263,8 @@ def _any_cloud(order: Order, options: Mapping[str, str]) -> Iterator[dict[str, o
 def _notes(order: Order, options: Mapping[str, str]) -> Iterator[str]:
     if not _bucket(options):
         yield "checkpoints and the result are lost with the machine. To fix: --option bucket=s3://NAME"
+    if order.of_several:
+        yield "SkyPilot queues them as managed jobs: its controller decides how many run (sky jobs queue)"
     if not order.offers:
         yield "no plan: SkyPilot chooses the cloud by its own prices. To fix: launch what `tunecast plan --json` writes"
 

@@ -62,9 +62,11 @@ def _host(entry: LedgerEntry) -> str:
     return entry.engine.partition(":")[2]
 
 
+OURS = f'[ "$(readlink "/proc/$(cat {PID})/cwd")" = "$(pwd -P)" ]'
+"""Numbers of processes are used again, after the machine was restarted at the latest: ours works in its folder."""
 ASKED = (
     f"if [ -f {STATUS} ]; then cat {STATUS}; elif [ ! -f {PID} ]; then echo absent; "
-    f'elif ! kill -0 "$(cat {PID})" 2>/dev/null; then echo gone; '
+    f"elif ! {OURS}; then cat {STATUS} 2>/dev/null || echo gone; "  # it may have ended just now
     f"elif [ -f {WAITING} ]; then echo queued; else echo running; fi"
 )
 """In a job's folder there."""
@@ -98,4 +100,5 @@ def log_command(entry: LedgerEntry, *, follow: bool) -> Command:
 
 def cancel(entry: LedgerEntry) -> None:
     """All of its session."""
-    _run((*SSH, _host(entry), f'kill -TERM -- "-$(cat {folder_of(entry.id)}/{PID})" 2>/dev/null || true'), entry)
+    stop = f'cd {folder_of(entry.id)} 2>/dev/null && {OURS} && kill -s TERM -- "-$(cat {PID})" 2>/dev/null || true'
+    _run((*SSH, _host(entry), stop), entry)

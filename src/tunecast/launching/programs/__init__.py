@@ -21,12 +21,13 @@ trl.py               TRL's own scripts, started by accelerate: `accelerate launc
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from tunecast.errors import Unsupported
+from tunecast.errors import Unsupported, UsageError
 from tunecast.job.job import Job, all_knobs
 from tunecast.job.knob import shown
 from tunecast.job.mapping import job_from_flat
@@ -117,6 +118,7 @@ def program_of(
     Raises `Unsupported` where no framework here can be told all of it.
     """
     framework, job, more = framework_of(job), _filled(job), extra or {}
+    require_no_place_or_secret(more)
     here: TrainingProgram = framework.program(job, machines_of(job), places_of(job, elsewhere=False), more)
     require_same(job, framework.NAME, {**here.files, SCRIPT: script_of(here, job)})
     if not (elsewhere or cpu):
@@ -125,6 +127,25 @@ def program_of(
         job, machines_of(job, cpu=cpu), places_of(job, elsewhere=elsewhere), more
     )
     return found
+
+
+SECRETS = re.compile(r"(.*[._])?(hub_token|api_key|password|secret)")
+
+
+def require_no_place_or_secret(extra: Mapping[str, object]) -> None:
+    """Where results go is what resuming and keeping them rests on; what is rendered is shown and copied."""
+    for name in extra:
+        if name.rpartition(".")[2] == "output_dir":
+            raise UsageError(
+                f"--with {name}: results go to {OUTPUT}, beside the files of the launch. To fix: leave it out",
+                field="extra",
+            )
+        if SECRETS.fullmatch(name.lower()):
+            raise UsageError(
+                f"--with {name}: no secret is written into a file. To fix: in the training's environment, such as "
+                "HF_TOKEN",
+                field="extra",
+            )
 
 
 def program_of_file(

@@ -33,11 +33,7 @@ def _rendering_lines(rendering: Rendering) -> Iterator[str]:
     for placeholder in rendering.placeholders:
         yield f"{placeholder.text} stands for {placeholder.field}: it is not started without"
     yield from (printable(f"Note: {note}", 400) for note in rendering.notes)
-    for name, text in rendering.files.items():
-        lines = [printable(line) for line in text.rstrip("\n").split("\n")]
-        if name in THE_SAME:
-            lines = [lines[0].strip('"'), f"# {len(lines):,} lines, the same for every job: --out DIR writes them"]
-        yield from ("", f"==> {name} <==", *lines)
+    yield from _file_lines(rendering.files)
     yield from ("", "Commands")
     yield from (f"  $ {printable(shlex.join(command))}" for command in rendering.commands)
 
@@ -87,9 +83,12 @@ def rendered_together_text(shown: Result) -> str:
     return "\n".join([*(printable(line) for line in lines), ""])
 
 
-def _file_lines(files: Mapping[str, str], folder: str) -> Iterator[str]:
+def _file_lines(files: Mapping[str, str], folder: str = "") -> Iterator[str]:
     for name, text in files.items():
-        yield from ("", f"==> {folder}{name} <==", *text.rstrip("\n").split("\n"))
+        lines = [printable(line) for line in text.rstrip("\n").split("\n")]
+        if name in THE_SAME:
+            lines = [lines[0].strip('"'), f"# {len(lines):,} lines, the same for every job: --out DIR writes them"]
+        yield from ("", f"==> {folder}{name} <==", *lines)
 
 
 def _command_lines(commands: Sequence[Sequence[str]]) -> Iterator[str]:
