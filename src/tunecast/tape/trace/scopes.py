@@ -36,6 +36,11 @@ NO_SEQUENCE = 2**63
 """Accumulation nodes carry the highest number: they belong to no forward call."""
 
 
+def in_backward() -> bool:
+    """Whether this thread is at work on a backward pass, its own or as one of the engine's; what others do is theirs."""
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
 class ThreadScopes:
     """Modules running on one thread, and the sequence numbers at which the innermost one changed."""
 
@@ -64,6 +69,7 @@ class Scopes:
         self.on_forward: list[Callable[[torch.nn.Module], None]] = []
         self.on_backward_end: list[Callable[[], None]] = []
         self.on_optimizer_end: list[Callable[[torch.optim.Optimizer], None]] = []
+        self._counting = threading.Lock()
         self.restart()
 
     def restart(self) -> None:
@@ -79,6 +85,8 @@ class Scopes:
         self._threads: dict[int, ThreadScopes] = {}
         self._backward_callers: list[int] = []
         self._step_is_marked = False
+        self.stepping_threads: set[int] = set()
+        """Those that take optimizer steps, outside backward passes."""
 
     # ------------------------------------------------------------------ hooks into torch
 
@@ -160,15 +168,17 @@ class Scopes:
     def _optimizer_begins(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if optimizer not in self.optimizers:
             self.optimizers.append(optimizer)
-        if not self._backward_callers:
+        if not in_backward():
             self.phase = Phase.OPTIMIZER
 
     def _optimizer_ends(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         for action in self.on_optimizer_end:
             action(optimizer)
-        if not self._backward_callers:
+        if not in_backward():
             self.phase = Phase.OTHER
-            self.steps_done += not self._steps_in_parts
+            self.stepping_threads.add(threading.get_ident())
+            with self._counting:
+                self.steps_done += not self._steps_in_parts
 
     @contextlib.contextmanager
     def one_step(self) -> Iterator[None]:

@@ -50,6 +50,7 @@ from tunecast.tape.trace.sandbox import Sandbox
 from tunecast.tape.trace.skip import Skipper
 
 OWN_FILES = (str(Path(__file__).parent), "<frozen runpy>")
+SEVERAL_THREADS = "the script trains in several threads, which take turns as the machine has it"
 OF_XFORMERS = ("xformers", "flash_attn_3.")
 """Its kernels are compiled for a card and take real tensors."""
 MOST_DETAIL = 4000
@@ -230,6 +231,8 @@ class ScriptRun:
 
     def answer(self, *, finished: bool = False) -> Answer:
         skipper = self.skipper
+        if len(self.recorder.scopes.stepping_threads) > 1:
+            self.recorder.guesses[SEVERAL_THREADS] = 1
         untraced = (*self.sandbox.sentences(), *counted(self.recorder.untraced))
         read = tuple(tensor_files.files_read.values())
         facts = dataclasses.replace(self.observer.facts(), saved_bytes=tuple(self.saved_bytes), read_files=read)
