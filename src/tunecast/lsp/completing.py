@@ -77,10 +77,15 @@ def mapping_at(text: Text, number: int, indent: int, ending: str) -> str:
     return ".".join(reversed(names))
 
 
+def without_value(text: Text, number: int, cursor: Cursor, ending: str) -> str:
+    """With something in the place of a value that is being written: `base_model:` alone says no framework."""
+    start, end = text.offset(cursor.span.start), text.offset(Position(number, 2**31))
+    return text.text[:start] + ('"x"' if ending in (".json", ".toml") else "x") + text.text[end:]
+
+
 def without_line(text: Text, number: int, ending: str) -> str:
     """The text as it can be read while a line of it is written."""
-    lines = [text.line(each) for each in range(len(text.starts))]
-    lines[number] = ""
+    lines = ["" if each == number else text.line(each) for each in range(len(text.starts))]
     joined = "\n".join(lines)
     return re.sub(r",(\s*})", r"\1", joined) if ending == ".json" else joined
 

@@ -257,6 +257,18 @@ async def actions(ls: Server, params: types.CodeActionParams) -> list[types.Code
     return [code_action(file, uri, version, remedy, verdicts) for remedy in remedies]
 
 
+async def writable(file: Watched, tried: Sequence[str]) -> Any:
+    """What may be written, by the first of these texts that can be read."""
+    try:
+        for text in dict.fromkeys(filter(None, tried)):
+            known = await file.ask("keys", text)
+            if known["framework"]:
+                return known
+    except NotAnswered:
+        return None
+    return None
+
+
 async def completion(ls: Server, params: types.CompletionParams) -> types.CompletionList | None:
     file = ls.files.get(params.text_document.uri)
     if file is None or show.is_script(file):
@@ -267,13 +279,11 @@ async def completion(ls: Server, params: types.CompletionParams) -> types.Comple
     if not cursor.kind:
         return None
     readable = completing.without_line(text, position.line, ending)
-    try:
-        known = await file.ask("keys", readable)
-        if not known["framework"] and file.readable:
-            known = await file.ask("keys", file.readable)
-    except NotAnswered:
-        return None
-    if not known["framework"]:
+    tried = [readable, file.readable]
+    if cursor.kind == "value":
+        tried.insert(1, completing.without_value(text, position.line, cursor, ending))
+    known = await writable(file, tried)
+    if known is None:
         return None
     found = completing.completions(cursor, known["keys"], known["cards"], readable, ending)
     items = [
