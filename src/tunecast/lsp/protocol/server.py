@@ -248,8 +248,9 @@ async def hints(ls: Server, params: types.InlayHintParams) -> list[types.InlayHi
 
 async def lenses(ls: Server, params: types.CodeLensParams) -> list[types.CodeLens]:
     file = ls.files.get(params.text_document.uri)
-    if file is None or await file.looked() is None:
+    if file is None:
         return []
+    await file.looked()  # a script has lenses also where no reader knows it
     return [code_lens(lens, params.text_document.uri) for lens in show.lenses(file)]
 
 
