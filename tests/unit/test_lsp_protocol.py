@@ -376,7 +376,7 @@ class TestCommands:
     def test_scripts_have_a_lens_over_their_training(self, editor: Editor) -> None:
         uri = editor.open("from trl import SFTConfig\nx = SFTConfig(\n", "train.py")
         (lens,) = editor.ask("code_lens", uri)
-        assert (lens.range.start.line, lens.command.command, lens.command.arguments) == (1, "tunecast.trace", [uri])
+        assert (lens.range.start.line, lens.command.command, [*lens.command.arguments]) == (1, "tunecast.trace", [uri])
         assert "not saved" in editor.command("trace", uri)["text"]
 
 
