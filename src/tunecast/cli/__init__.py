@@ -27,6 +27,7 @@ largest.py       `tunecast largest --gpu 4090`: the largest model, sequence or b
 launch.py        `tunecast launch JOB --on slurm`: a job, a plan or a trainer's file, started; `--dry-run` shows what
                  would be
 logs.py          `tunecast logs ID`: what a launched job printed
+lsp.py           `tunecast lsp`: the language server, on stdin and stdout
 main.py          which command, and what every ending looks like
 models.py        `tunecast models [TEXT...]`: the models that are bundled
 nodes.py         `tunecast nodes [TEXT...]`: machines, and the links inside and between them

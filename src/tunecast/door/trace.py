@@ -43,7 +43,7 @@ from tunecast.prediction.script_run import (
 )
 from tunecast.prediction.time.script_time import ScriptClock, StepCount
 from tunecast.records import NamedTuple, dataclass, replace
-from tunecast.report.draw.figures import Figures, PhasePeak, grouped_blocks
+from tunecast.report.draw.figures import Figures, PhasePeak, grouped_blocks, lines_bytes
 from tunecast.report.run.on_card import run_figures
 from tunecast.result import Result
 from tunecast.tape.cards import tapes_by_card
@@ -108,6 +108,9 @@ class TraceDetails(Result):
     versions: Mapping[str, str]
     phases: tuple[PhasePeak, ...]
     modules_bytes: Mapping[str, int]
+    lines_bytes: Mapping[str, int]
+    """What lines of the script hold at the peak, through whatever they call: `train.py:12`. What no line asked for by
+    itself (weights, optimizer state, libraries' workspaces) is not among them."""
     largest: tuple[LargestBlock, ...]
     cards: tuple[CardMemory, ...]
     """Those the process uses; the prediction is of the fullest."""
@@ -188,6 +191,7 @@ class ScriptTrace(Prediction):
             figures.versions,
             figures.phases,
             figures.modules,
+            lines_bytes(figures.blocks),
             tuple(
                 LargestBlock(alike.nbytes, alike.times, *alike.block)
                 for alike in grouped_blocks(figures.blocks)[:MOST_BLOCKS]

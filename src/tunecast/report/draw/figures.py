@@ -241,6 +241,16 @@ def grouped_blocks(blocks: Iterable[LiveBlock]) -> list[Alike]:
     return sorted(rows, key=lambda row: (-row.nbytes, row.block))
 
 
+def lines_bytes(blocks: Iterable[LiveBlock]) -> dict[str, int]:
+    """Of each line of a script, the most first: `train.py:12 > modeling_llama.py:280 (backward)` is of line 12."""
+    sums: dict[str, int] = {}
+    for block in blocks:
+        line = block.source.partition(" > ")[0].removesuffix(" (backward)")
+        if line:
+            sums[line] = sums.get(line, 0) + block.nbytes
+    return dict(sorted(sums.items(), key=lambda each: -each[1]))
+
+
 def _pattern(name: str) -> str:
     return ".".join("*" if _NUMBER.fullmatch(part) else part for part in name.split("."))
 
