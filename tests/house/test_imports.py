@@ -15,13 +15,15 @@ PACKAGE = SOURCE / "tunecast"
 
 LEVELS = {"result": 0, "units": 0, "errors": 0, "records": 0, "tables": 0, "job": 1, "tape": 2, "hardware": 2,
           "prediction": 3, "market": 3, "advise": 4, "planning": 5, "launching": 6, "report": 7, "learn": 7, "door": 8,
-          "web": 9, "cli": 10}  # fmt: skip
+          "web": 9, "lsp": 10, "cli": 11}  # fmt: skip
 """A room may import from rooms below it, and from itself. `tape` and `hardware` are on one level: neither sees the
 other."""
 TRACED_ONLY = PACKAGE / "tape" / "trace"
 """The one place that imports torch and its friends, and of it only what the traced process loads."""
 SERVER = PACKAGE / "web" / "http"
 """The one place that imports Starlette and uvicorn; `tunecast serve` loads it once it has found both."""
+EDITOR = PACKAGE / "lsp" / "protocol"
+"""The one place that imports pygls; `tunecast lsp` loads it once it has found it."""
 ASKING = {"__init__", "card", "engine", "interpreter", "request", "run"}
 """The files of that place that the asking process loads."""
 
@@ -63,7 +65,7 @@ def test_every_room_has_its_level() -> None:
 
 @pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_only_the_traced_process_needs_other_packages(path: Path) -> None:
-    if SERVER in path.parents or (TRACED_ONLY in path.parents and path.stem not in ASKING):
+    if {SERVER, EDITOR} & set(path.parents) or (TRACED_ONLY in path.parents and path.stem not in ASKING):
         return
     for name in imported(path, top_level_only=True):
         assert name.split(".")[0] in {*sys.stdlib_module_names, "tunecast"}, f"imports {name} at the top"

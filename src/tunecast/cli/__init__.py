@@ -25,6 +25,7 @@ largest.py       `tunecast largest --gpu 4090`: the largest model, sequence or b
 launch.py        `tunecast launch JOB --on slurm`: a job, a plan or a trainer's file, started; `--dry-run` shows what
                  would be
 logs.py          `tunecast logs ID`: what a launched job printed
+lsp.py           `tunecast lsp`: the language server, on stdin and stdout
 main.py          which command, and what every ending looks like
 models.py        `tunecast models [TEXT...]`: the models that are bundled
 nodes.py         `tunecast nodes [TEXT...]`: machines, and the links inside and between them
@@ -39,6 +40,7 @@ runs.py          `tunecast runs [list|show|export|import|publish|prune]`: what w
                  predictions were
 runs_compare.py  `tunecast runs compare JOB`: the measured runs nearest to a job, and how far their predictions were
                  off
+serve.py         `tunecast serve`: the page and the HTTP API, on this machine
 several.py       Several jobs in one command: the lines of a file, and every value of a sweep (`--set
                  lora.rank=8,16,64`)
 terminal.py      what stdout and stderr can show; the line that counts the seconds
@@ -46,7 +48,6 @@ trace.py         `tunecast trace -- train.py`: an unmodified script, run by the 
                  is not there
 usage.py         --help on one screen, --help-all
 watch.py         `tunecast watch [JOB] -- COMMAND`: any program, run as it is and measured
-serve.py        `tunecast serve`: the page and the HTTP API, on this machine
 
 A command is one file with `run(argv) -> exit code` and a line in `main.COMMANDS`; nothing of it is imported before it
 is asked for, so that `tunecast --version` takes no longer than Python itself.

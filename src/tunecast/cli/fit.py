@@ -15,14 +15,14 @@ from tunecast.cli.several import answer_each, is_several, jobs_of, refuse_one_fi
 from tunecast.door.fit import allowed, fit
 from tunecast.door.read import read
 from tunecast.errors import DoesNotFit, NotResolved, UsageError, printable, printable_lines
-from tunecast.job.flags import COMMON, add_job_flags, job_flags, sweep_from
+from tunecast.job.flags import COMMON, add_job_flags, sweep_from
 from tunecast.job.job import Job
 from tunecast.job.readers import is_job_file
-from tunecast.planning.fit.patch import Patch, write
-from tunecast.planning.fit.solution import Fit, Solution
-from tunecast.report.lists.fit import fit_short, fit_text
+from tunecast.planning.fit.patch import write
+from tunecast.planning.fit.solution import Fit
+from tunecast.report.lists.fit import fit_short, fit_text, how_to, winning_flags
 from tunecast.report.run.job import title_of
-from tunecast.report.run.wording import as_flags, in_yaml, wording_of
+from tunecast.report.run.wording import in_yaml, wording_of
 
 USAGE = "tunecast fit JOB [options], or tunecast fit [options] -- train.py ARGS..."
 DESCRIPTION = """\
@@ -109,25 +109,6 @@ def answer_job(asked: Job | str, flags: Mapping[str, object], arguments: argpars
         text = partial(fit_text, found, title_of(job), steps, wording=wording, details=arguments.details)
         print_answer(found, arguments, text, partial(fit_short, found, title_of(job), wording=wording))
     return 0 if found.fits else DoesNotFit.exit_code
-
-
-def winning_flags(chosen: Solution | None, flags: Mapping[str, object]) -> str:
-    """Flags that were given for what is to change."""
-    names = {flag.field: flag.flag for flag in job_flags()}
-    return "" if chosen is None else ", ".join(names[field] for field in chosen.overrides if field in flags)
-
-
-def how_to(chosen: Solution | None, patch: Patch | None, source: str, over: str) -> str:
-    """The patch; the flags; or the fields, where the file cannot be changed in place. No `source`: it holds others."""
-    if chosen is None:
-        return ""
-    if patch is not None:
-        return patch.diff + (f"and leave out {over}, which would win over the file" if over else "")
-    if not source:
-        return f"Set\n  {in_yaml(chosen.overrides)}"
-    if is_job_file(source):
-        return f"{source} cannot be changed in its place; set there\n  {in_yaml(chosen.overrides)}"
-    return f"Add\n  {as_flags(chosen.overrides)}"
 
 
 def apply_changes(found: Fit, source: str, allow: Sequence[str], *, writing: bool) -> None:

@@ -114,6 +114,10 @@ COMMANDS: Mapping[str, Command] = {
         "a page to plan a fine-tune by looking, and its HTTP API; on this machine, for this machine",
         "tunecast serve",
     ),
+    "lsp": Command(
+        "the language server: what a training needs and what each key costs, in the editor",
+        "tunecast lsp",
+    ),
     "completion": Command(
         "a script that completes commands, flags, models and cards in bash, zsh or fish",
         "tunecast completion bash > ~/.local/share/bash-completion/completions/tunecast",

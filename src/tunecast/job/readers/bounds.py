@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from tunecast.errors import NotResolved, UsageError
@@ -22,10 +23,31 @@ MOST_YAML_BYTES = 256 * KIB
 MOST_LINE_BYTES = MIB
 MOST_DEPTH = 16
 MOST_NODES = 200_000
+_UNSAVED: dict[str, bytes] = {}
+"""By absolute path."""
+
+
+@contextmanager
+def unsaved(path: Path, text: str) -> Iterator[None]:
+    """As long as it lasts the file at this path holds this text to every reader, whatever the disk has, or has not:
+    what an editor shows, or a change before it is written. Files beside it are read from the disk."""
+    name = os.path.abspath(path)
+    before = _UNSAVED.get(name)
+    _UNSAVED[name] = text.encode("utf-8", "replace")
+    try:
+        yield
+    finally:
+        if before is None:
+            del _UNSAVED[name]
+        else:
+            _UNSAVED[name] = before
 
 
 def bounded_bytes(path: Path, most_bytes: int) -> bytes:
     """The file's content. What is not a plain file is refused, as a pipe or a device has no size."""
+    held = _UNSAVED.get(os.path.abspath(path)) if _UNSAVED else None
+    if held is not None:
+        return _within_bounds(held, path, most_bytes)
     try:
         with open(path, "rb", opener=_open_without_waiting) as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -33,6 +55,10 @@ def bounded_bytes(path: Path, most_bytes: int) -> bytes:
             content = file.read(most_bytes + 1)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         raise NotResolved(f"{path}: {_reason(error)}") from None
+    return _within_bounds(content, path, most_bytes)
+
+
+def _within_bounds(content: bytes, path: Path, most_bytes: int) -> bytes:
     if len(content) > most_bytes:
         raise NotResolved(f"{path}: larger than {most_bytes} bytes, the most that is read")
     return content

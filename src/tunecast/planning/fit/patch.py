@@ -10,7 +10,6 @@ from __future__ import annotations
 import difflib
 import json
 import os
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -19,12 +18,12 @@ from typing import Any
 from tunecast.errors import NotResolved, TunecastError
 from tunecast.job.job import Job
 from tunecast.job.model import resolve_model
-from tunecast.job.readers import DATA_FILES, read_jobs
-from tunecast.job.readers.bounds import MOST_FILE_BYTES, bounded_bytes
+from tunecast.job.readers import read_jobs
+from tunecast.job.readers.bounds import MOST_FILE_BYTES, bounded_bytes, unsaved
 from tunecast.job.recipes import ENDINGS, find_recipe
 from tunecast.job.recipes.own_words import words_of
 from tunecast.job.writer import write_file
-from tunecast.records import NamedTuple, replace
+from tunecast.records import NamedTuple
 from tunecast.tape.build.fill_in import fill_in_of
 
 Overrides = Mapping[str, object]
@@ -91,27 +90,16 @@ class ReadBack(NamedTuple):
 
 
 def _read(path: Path, text: str, flags: Overrides) -> ReadBack | None:
-    """As the file's own folder would have it, where ./model is looked for."""
+    """As if the file held this, so that what stands beside it is found."""
     try:
-        with tempfile.TemporaryDirectory() as folder:
-            copy = Path(folder) / path.name
-            copy.write_bytes(text.encode("utf-8"))
-            jobs = list(read_jobs(str(copy), flags))
-            recipe = find_recipe(copy) if copy.suffix.lower() in ENDINGS else None
-    except (OSError, TunecastError):
+        with unsaved(path, text):
+            jobs = list(read_jobs(str(path), flags))
+            recipe = find_recipe(path) if path.suffix.lower() in ENDINGS else None
+    except TunecastError:
         return None
     if len(jobs) != 1 or not isinstance(jobs[0], Job):
         return None
-    return ReadBack(_moved(jobs[0], folder, str(path.parent)), frozenset(recipe.assumed if recipe else ()))
-
-
-def _moved(job: Job, here: str, there: str) -> Job:
-    def named(text: str) -> str:
-        return str(Path(there) / Path(text).relative_to(here)) if text.startswith(here) else text
-
-    files = {name: getattr(job.data, name) for name in DATA_FILES}
-    moved: dict[str, Any] = {name: named(file) for name, file in files.items() if isinstance(file, str)}
-    return replace(job, model=named(job.model), data=replace(job.data, **moved))
+    return ReadBack(jobs[0], frozenset(recipe.assumed if recipe else ()))
 
 
 def edited(text: str, overrides: Overrides, *, is_json: bool = False) -> str:

@@ -7,8 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from tunecast.advise.ladder import ON_THE_HOST, Harm, Overrides
 from tunecast.hardware.catalog import gpu
 from tunecast.hardware.spec import card_name
+from tunecast.job.flags import job_flags
 from tunecast.job.job import Job
+from tunecast.job.readers import is_job_file
 from tunecast.planning.choice import DOLLARS
+from tunecast.planning.fit.patch import Patch
 from tunecast.planning.fit.solution import Fit, FitChange, FitState, FrugalJob, LargerCards, OtherHardware, Solution
 from tunecast.prediction.verdict import Room
 from tunecast.report.draw.columns import columns
@@ -19,7 +22,7 @@ from tunecast.report.plan.words import hourly, seller
 from tunecast.report.run.advice import EFFECTS
 from tunecast.report.run.time import duration
 from tunecast.report.run.verdict import STYLES
-from tunecast.report.run.wording import FLAGS, Wording
+from tunecast.report.run.wording import FLAGS, Wording, as_flags, in_yaml
 from tunecast.tape.build.sharding.scheme import rows_per_step
 from tunecast.units import GIB, gib, percent
 
@@ -226,6 +229,25 @@ def _words(frees_bytes: int, more_time: float | None) -> str:
     """`frees 41.20 GiB, 27 % more time`."""
     memory = f"frees {gib(frees_bytes)}" if frees_bytes > 0 else f"takes {gib(-frees_bytes)} more"
     return ", ".join([*([memory] if frees_bytes else []), time_words(more_time)])
+
+
+def winning_flags(chosen: Solution | None, flags: Mapping[str, object]) -> str:
+    """Flags that were given for what is to change."""
+    names = {flag.field: flag.flag for flag in job_flags()}
+    return "" if chosen is None else ", ".join(names[field] for field in chosen.overrides if field in flags)
+
+
+def how_to(chosen: Solution | None, patch: Patch | None, source: str, over: str) -> str:
+    """The patch; the flags; or the fields, where the file cannot be changed in place. No `source`: it holds others."""
+    if chosen is None:
+        return ""
+    if patch is not None:
+        return patch.diff + (f"and leave out {over}, which would win over the file" if over else "")
+    if not source:
+        return f"Set\n  {in_yaml(chosen.overrides)}"
+    if is_job_file(source):
+        return f"{source} cannot be changed in its place; set there\n  {in_yaml(chosen.overrides)}"
+    return f"Add\n  {as_flags(chosen.overrides)}"
 
 
 def time_words(more_time: float | None) -> str:

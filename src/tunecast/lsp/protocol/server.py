@@ -1,0 +1,357 @@
+"""The server on stdin and stdout: what a client sends, and what is shown of it, in the words of the protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lsprotocol import types
+from pygls.lsp.server import LanguageServer
+from pygls.uris import from_fs_path, to_fs_path
+
+from tunecast import __version__
+from tunecast.lsp import show
+from tunecast.lsp.answerer import Answerer, NotAnswered
+from tunecast.lsp.asked import EditorSettings, settings_of
+from tunecast.lsp.positions import Position, Span
+from tunecast.lsp.watched import Watched
+
+SECTION = "tunecast"
+COMMANDS = ("plan", "fit", "launch", "trace")
+FIRST_LINES = 12
+"""Of what a command prints, where a client can only show a message."""
+log = logging.getLogger("tunecast.lsp")
+
+
+class Server(LanguageServer):  # type: ignore[misc]  # pygls is not looked at while types are checked
+    """Open files by URI, and what their client can do."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "tunecast", __version__, text_document_sync_kind=types.TextDocumentSyncKind.Full, max_workers=1
+        )
+        self.settings = EditorSettings()
+        self.files: dict[str, Watched] = {}
+        self.answerer = Answerer()
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._refreshing = False
+
+    # what a client can do
+
+    def can(self, *names: str) -> bool:
+        found: Any = self.protocol.client_capabilities
+        for name in names:
+            found = getattr(found, name, None)
+        return bool(found)
+
+    # files
+
+    def open(self, uri: str, text: str) -> None:
+        path = path_of(uri)
+        if path is None or not self.settings.enable:
+            return
+        file = self.files.get(uri)
+        if file is None:
+            units = str(getattr(self.workspace.position_encoding, "value", self.workspace.position_encoding))
+            file = self.files[uri] = Watched(path, units, self.answerer, self.shown)
+        file.change(text, self.settings.asked)
+
+    def close(self, uri: str) -> None:
+        file = self.files.pop(uri, None)
+        if file is not None:
+            file.stop()
+            self.publish(uri, [])
+
+    def open_again(self) -> None:
+        """As the settings are now."""
+        for uri, document in list(self.workspace.text_documents.items()):
+            if self.settings.enable:
+                self.open(uri, document.source)
+            else:
+                self.close(uri)
+
+    def shown(self, file: Watched, what: str) -> None:
+        """Something more is known of a file."""
+        uri = next((uri for uri, each in self.files.items() if each is file), None)
+        if uri is None:
+            return
+        if what == "fault":
+            if file.fault is not None:
+                log.error(file.fault)
+            return
+        if what in ("look", "remedies") or (what == "cost" and file.remedies is None):
+            self.publish(uri, list(show.marks(file)))
+        self.refresh()
+
+    def publish(self, uri: str, marks: Sequence[show.FileMark]) -> None:
+        told = [
+            types.Diagnostic(
+                range=range_of(mark.span), message=mark.message, severity=types.DiagnosticSeverity(mark.severity),
+                code=mark.code, source=SECTION,
+            )
+            for mark in marks
+        ]  # fmt: skip
+        self.text_document_publish_diagnostics(types.PublishDiagnosticsParams(uri=uri, diagnostics=told))
+
+    def refresh(self) -> None:
+        """Soon, once for all that comes within a moment."""
+        if not self._refreshing:
+            self._refreshing = True
+            asyncio.get_running_loop().call_later(REFRESH_S, self._refresh)
+
+    def _refresh(self) -> None:
+        self._refreshing = False
+        if self.can("workspace", "inlay_hint", "refresh_support"):
+            self.workspace_inlay_hint_refresh(None)
+        if self.can("workspace", "code_lens", "refresh_support"):
+            self.workspace_code_lens_refresh(None)
+
+    # results
+
+    async def show_result(self, title: str, text: str) -> None:
+        if not self.settings.show_results:
+            return
+        if self.can("window", "show_document", "support"):
+            if self._folder is None:
+                self._folder = tempfile.TemporaryDirectory(prefix="tunecast-")
+            name = "".join(each if each.isalnum() or each in "._-" else "-" for each in title)[:80]
+            path = Path(self._folder.name) / f"{name}.txt"
+            path.write_text(text, encoding="utf-8")
+            uri = from_fs_path(str(path)) or ""
+            await self.window_show_document_async(types.ShowDocumentParams(uri=uri, take_focus=True))
+        else:
+            lines = text.strip().split("\n")
+            self.say("\n".join(lines[:FIRST_LINES]))
+
+    def say(self, message: str, kind: types.MessageType = types.MessageType.Info) -> None:
+        self.window_show_message(types.ShowMessageParams(type=kind, message=message))
+
+    def end(self) -> None:
+        for file in self.files.values():
+            file.stop()
+        self.answerer.end()
+        if self._folder is not None:
+            self._folder.cleanup()
+
+
+REFRESH_S = 0.1
+
+
+def path_of(uri: str) -> Path | None:
+    """Of a file, also of one that was never saved; None where it is nothing of the kind."""
+    if uri.startswith("file:"):
+        found = to_fs_path(uri)
+        return None if not found or "\0" in found else Path(found)
+    if uri.startswith("untitled:"):
+        name = os.path.basename(uri.partition(":")[2]) or "untitled"
+        return Path.cwd() / name if "." in name else Path.cwd() / f"{name}.yaml"
+    return None
+
+
+def range_of(span: Span) -> types.Range:
+    return types.Range(
+        types.Position(span.start.line, span.start.character), types.Position(span.end.line, span.end.character)
+    )
+
+
+def initialize(ls: Server, params: types.InitializeParams) -> None:
+    ls.settings = settings_of(params.initialization_options)
+    ls.answerer.start()
+
+
+async def initialized(ls: Server, params: types.InitializedParams) -> None:
+    if ls.can("workspace", "did_change_configuration", "dynamic_registration"):
+        registration = types.Registration(
+            id="tunecast-configuration",
+            method=types.WORKSPACE_DID_CHANGE_CONFIGURATION,
+            register_options=types.DidChangeConfigurationRegistrationOptions(section=SECTION),
+        )
+        await ls.client_register_capability_async(types.RegistrationParams([registration]))
+    await pull_settings(ls)
+
+
+async def configured(ls: Server, params: types.DidChangeConfigurationParams) -> None:
+    given = plain(params.settings)
+    if isinstance(given, dict) and given.get(SECTION) is not None:
+        ls.settings = settings_of(given, ls.settings)
+        ls.open_again()
+    else:
+        await pull_settings(ls)
+
+
+def shutdown(ls: Server, *args: Any) -> None:
+    ls.end()
+
+
+async def opened(ls: Server, params: types.DidOpenTextDocumentParams) -> None:
+    ls.open(params.text_document.uri, params.text_document.text)
+
+
+async def changed(ls: Server, params: types.DidChangeTextDocumentParams) -> None:
+    uri = params.text_document.uri
+    ls.open(uri, ls.workspace.get_text_document(uri).source)
+
+
+async def saved(ls: Server, params: types.DidSaveTextDocumentParams) -> None:
+    """Another file may be one that an open one points to."""
+    for uri, file in ls.files.items():
+        if uri != params.text_document.uri and file.known:
+            file.change(file.text.text, ls.settings.asked)
+
+
+async def closed(ls: Server, params: types.DidCloseTextDocumentParams) -> None:
+    ls.close(params.text_document.uri)
+
+
+async def hints(ls: Server, params: types.InlayHintParams) -> list[types.InlayHint]:
+    file = ls.files.get(params.text_document.uri)
+    if file is None or await file.looked() is None:
+        return []
+    first, last = params.range.start.line, params.range.end.line
+    return [
+        types.InlayHint(
+            types.Position(hint.position.line, hint.position.character), hint.text, tooltip=markdown(hint.tooltip)
+        )
+        for hint in show.hints(file)
+        if first <= hint.position.line <= last
+    ]
+
+
+async def lenses(ls: Server, params: types.CodeLensParams) -> list[types.CodeLens]:
+    file = ls.files.get(params.text_document.uri)
+    if file is None or await file.looked() is None:
+        return []
+    return [code_lens(lens, params.text_document.uri) for lens in show.lenses(file)]
+
+
+async def hover(ls: Server, params: types.HoverParams) -> types.Hover | None:
+    file = ls.files.get(params.text_document.uri)
+    if file is None or await file.looked() is None:
+        return None
+    told = show.hover(file, Position(params.position.line, params.position.character))
+    return None if told is None else types.Hover(contents=markdown(told))
+
+
+async def actions(ls: Server, params: types.CodeActionParams) -> list[types.CodeAction]:
+    uri = params.text_document.uri
+    file = ls.files.get(uri)
+    wanted = params.context.only
+    if file is None or (wanted and types.CodeActionKind.QuickFix not in wanted) or await file.looked() is None:
+        return []
+    own = [each for each in params.context.diagnostics if each.source == SECTION]
+    verdicts = [each for each in own if each.code in ("does-not-fit", "may-not-fit")]
+    if not verdicts:
+        return []
+    version = ls.workspace.get_text_document(uri).version
+    remedies = await file.all_remedies()
+    return [code_action(file, uri, version, remedy, verdicts) for remedy in remedies]
+
+
+FEATURES: Mapping[str, Callable[..., Any]] = {
+    types.INITIALIZE: initialize,
+    types.INITIALIZED: initialized,
+    types.WORKSPACE_DID_CHANGE_CONFIGURATION: configured,
+    types.SHUTDOWN: shutdown,
+    types.TEXT_DOCUMENT_DID_OPEN: opened,
+    types.TEXT_DOCUMENT_DID_CHANGE: changed,
+    types.TEXT_DOCUMENT_DID_SAVE: saved,
+    types.TEXT_DOCUMENT_DID_CLOSE: closed,
+    types.TEXT_DOCUMENT_INLAY_HINT: hints,
+    types.TEXT_DOCUMENT_CODE_LENS: lenses,
+    types.TEXT_DOCUMENT_HOVER: hover,
+    types.TEXT_DOCUMENT_CODE_ACTION: actions,
+}
+OPTIONS: Mapping[str, Any] = {
+    types.TEXT_DOCUMENT_CODE_LENS: types.CodeLensOptions(resolve_provider=False),
+    types.TEXT_DOCUMENT_CODE_ACTION: types.CodeActionOptions(code_action_kinds=[types.CodeActionKind.QuickFix]),
+}
+
+
+def new_server() -> Server:
+    server = Server()
+    for name, handler in FEATURES.items():
+        server.feature(name, OPTIONS.get(name))(handler)
+    for name in COMMANDS:
+        server.command(f"{SECTION}.{name}")(command_of(name))
+    return server
+
+
+async def pull_settings(ls: Server) -> None:
+    if ls.can("workspace", "configuration"):
+        item = types.ConfigurationItem(section=SECTION)
+        found = await ls.workspace_configuration_async(types.ConfigurationParams([item]))
+        ls.settings = settings_of(plain(found[0]) if found else None, ls.settings)
+    ls.open_again()
+
+
+def plain(value: Any) -> Any:
+    """pygls gives what it has no class for as named tuples."""
+    if hasattr(value, "_asdict"):
+        value = value._asdict()
+    if isinstance(value, dict):
+        return {name: plain(each) for name, each in value.items()}
+    return [plain(each) for each in value] if isinstance(value, (list, tuple)) else value
+
+
+def markdown(text: str) -> types.MarkupContent:
+    return types.MarkupContent(types.MarkupKind.Markdown, text)
+
+
+def code_lens(lens: show.Lens, uri: str) -> types.CodeLens:
+    command = types.Command(lens.title, lens.command, arguments=[uri] if lens.command else None)
+    place = types.Position(lens.line, 0)
+    return types.CodeLens(types.Range(place, place), command)
+
+
+def code_action(
+    file: Watched, uri: str, version: int | None, remedy: Any, diagnostics: list[types.Diagnostic]
+) -> types.CodeAction:
+    changes = show.edits(file.text, remedy["text"])
+    edits: list[Any] = [types.TextEdit(range_of(edit.span), edit.text) for edit in changes]
+    document = types.OptionalVersionedTextDocumentIdentifier(uri=uri, version=version)
+    return types.CodeAction(
+        title=remedy["title"],
+        kind=types.CodeActionKind.QuickFix,
+        diagnostics=diagnostics,
+        is_preferred=remedy["chosen"],
+        edit=types.WorkspaceEdit(document_changes=[types.TextDocumentEdit(document, edits)]),
+    )
+
+
+def command_of(name: str) -> Callable[..., Any]:
+    async def command(ls: Server, uri: str = "") -> Any:
+        return await run_command(ls, name, uri)
+
+    return command
+
+
+async def run_command(ls: Server, name: str, uri: str) -> Any:
+    file = ls.files.get(uri)
+    if file is None:
+        ls.say(f"tunecast {name}: no open file of a training", types.MessageType.Warning)
+        return None
+    try:
+        found = await file.ask(name)
+    except NotAnswered as error:
+        if ls.settings.show_results:
+            ls.say(f"tunecast {name}: {error.message}", types.MessageType.Error)
+        words = ["tunecast", name, str(file.path)]
+        return {"title": f"{name} of {file.path.name}", "text": error.message, "json": None, "command": words}
+    await ls.show_result(found["title"], found["text"])
+    return found
+
+
+def serve() -> None:
+    """Whatever else is printed goes to stderr: stdout is the client's."""
+    server = new_server()
+    given, told = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    try:
+        server.start_io(given, told)
+    finally:
+        server.end()
