@@ -157,6 +157,7 @@ class Tool {
       server.ask(`tunecast.${name}`, uri, token),
     )
     if (!result) return
+    if (result.json === null) throw new Error(result.text) // refused: there is no answer, and nothing to launch
     if (name === 'launch') type('tunecast launch', await this.own(result.command), folder(uri)?.uri.fsPath)
     else await this.results.show(result)
   }
@@ -166,8 +167,7 @@ class Tool {
     const tunecast = await this.tunecast('tunecast')
     if (!tunecast) return
     const cwd = folder(uri)?.uri.fsPath
-    const script = cwd && uri.fsPath.startsWith(`${cwd}/`) ? uri.fsPath.slice(cwd.length + 1) : uri.fsPath
-    type('tunecast watch', [...tunecast.words, 'watch', '--', tunecast.python ?? 'python', script], cwd)
+    type('tunecast watch', [...tunecast.words, 'watch', '--', tunecast.python ?? 'python', uri.fsPath], cwd)
   }
 
   /** A command as it is typed here: by the tunecast that was found, which need not be on the PATH. */

@@ -2,6 +2,8 @@
 import * as vscode from 'vscode'
 import { quoted } from './terminals'
 
+/** A language of its own, so that such a document has neither a map nor numbers beside it (package.json). */
+const LANGUAGE = 'tunecast-result'
 const SCHEME = 'tunecast-result'
 /** What the language server answers to each of its commands. */
 export interface Result { title: string; text: string; json: unknown; command: string[] }
@@ -11,7 +13,6 @@ export class Results implements vscode.TextDocumentContentProvider, vscode.Dispo
   private readonly changed = new vscode.EventEmitter<vscode.Uri>()
   private readonly registrations = [
     vscode.workspace.registerTextDocumentContentProvider(SCHEME, this),
-    vscode.workspace.onDidCloseTextDocument(({ uri }) => uri.scheme === SCHEME && this.texts.delete(uri.toString())),
   ]
   readonly onDidChange = this.changed.event
 
@@ -22,10 +23,11 @@ export class Results implements vscode.TextDocumentContentProvider, vscode.Dispo
   /** Beside the file it is about, which keeps the cursor; asked again, it takes the place of the answer before. */
   async show({ title, text, command }: Result): Promise<void> {
     const uri = vscode.Uri.from({ scheme: SCHEME, path: `/${title.replaceAll(/[/\\?#]+/g, ' ').trim() || 'tunecast'}` })
-    const asked = command.length ? `$ ${command.map(quoted).join(' ')}\n\n` : ''
+    const words = command.map((word) => quoted(vscode.workspace.asRelativePath(word, false)))
+    const asked = words.length ? `$ ${words.join(' ')}\n\n` : ''
     this.texts.set(uri.toString(), `${asked}${text.trimEnd()}\n`)
     this.changed.fire(uri)
-    const document = await vscode.workspace.openTextDocument(uri)
+    const document = await vscode.languages.setTextDocumentLanguage(await vscode.workspace.openTextDocument(uri), LANGUAGE)
     await vscode.window.showTextDocument(document, { viewColumn: vscode.ViewColumn.Beside, preserveFocus: true, preview: false })
   }
 

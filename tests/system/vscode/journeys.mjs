@@ -7,7 +7,7 @@ import { join } from 'node:path'
 
 const [url, executablePath, editor, folder, pictures, only] = process.argv.slice(2)
 const { chromium } = createRequire(join(editor, 'package.json'))('playwright-core')
-const WAIT = { timeout: 300_000 }
+const WAIT = { timeout: 120_000 }
 const browser = await chromium.launch({ executablePath, args: ['--no-sandbox', '--disable-gpu', '--disable-background-networking'] })
 const passed = []
 const failures = []
@@ -33,7 +33,7 @@ async function opened(name) {
 }
 
 async function journey(name, page, walk) {
-  if (only && !name.includes(only)) return
+  if (only && !only.split('|').some((words) => name.includes(words))) return
   try {
     await walk()
     demand(page.elsewhere.length === 0, `asked elsewhere: ${page.elsewhere.join(' ')}`)
@@ -60,8 +60,9 @@ async function picked(page, prefix, text) {
 }
 const command = (page, title) => picked(page, '>', title)
 async function file(page, name) {
+  await page.keyboard.press('Control+1') // the first group of editors
   await picked(page, '', name)
-  await page.locator('.tab.active', { hasText: name }).waitFor()
+  await page.locator('.editor-group-container').first().locator('.tab.active', { hasText: name }).waitFor()
 }
 /** Text as the editor draws it, whose spaces are no usual ones. */
 const plain = async (locator) => (await locator.innerText()).replaceAll('\u00a0', ' ')
@@ -83,7 +84,7 @@ await journey('a job that does not fit is marked, on its line', work, async () =
   await command(work, 'View: Toggle Problems')
   await problems(work).first().waitFor()
   const told = await plain(problems(work).first())
-  demand(/needs 47\.56/.test(told) && /RTX 4090|rtx-4090/i.test(told), `it says ${told}`)
+  demand(/needs 47\.6 of 22\.8 GiB on the rtx-4090/.test(told), `it says ${told}`)
   await lens(work).filter({ hasText: /does not fit/ }).waitFor()
   measured.problem = told.replaceAll('\n', ' ')
   await picture(work, 'marked')
@@ -101,11 +102,11 @@ await journey('one click makes it fit, and the mark goes', work, async () => {
   await problems(work).first().click()
   await work.keyboard.press('Control+.')
   const actions = work.locator('.action-widget .monaco-list-row.action')
-  await actions.filter({ hasText: /fit/i }).first().waitFor()
+  await actions.filter({ hasText: / of 22\.8 GiB/ }).first().waitFor()
   await picture(work, 'action')
-  await actions.filter({ hasText: /fit/i }).first().click()
+  await actions.filter({ hasText: / of 22\.8 GiB/ }).first().click()
   await work.locator('.squiggly-error').first().waitFor({ state: 'detached' })
-  await lens(work).filter({ hasText: /^fits|, fits|: fits/ }).first().waitFor()
+  await lens(work).filter({ hasText: /^fits / }).first().waitFor()
   await picture(work, 'fits')
 })
 
@@ -119,15 +120,13 @@ await journey('a plan stands beside the file', work, async () => {
   const text = work.locator('.editor-group-container', { has: tab }).locator('.view-lines')
   await text.filter({ hasText: /Rent/ }).waitFor()
   await picture(work, 'plan')
-  await tab.click()
-  await command(work, 'View: Close Editor')
 })
 
 await journey('a launch is typed into a terminal and not run', work, async () => {
   await file(work, 'axolotl-qlora.yml')
   await command(work, 'tunecast: Launch')
   const said = await typed(work, 'launch')
-  demand(/\.venv\/bin\/tunecast launch \S*axolotl-qlora\.yml/.test(said.replaceAll('\n', '')), `it says ${said}`)
+  demand(/\.venv\/bin\/tunecast launch axolotl-qlora\.yml/.test(said.replaceAll('\n', '')), `it says ${said}`)
   demand(!/Launch|not found|refused/.test(said.replaceAll('\n', '').split('tunecast launch')[1]), `it ran: ${said}`)
   await picture(work, 'launch')
 })
@@ -136,7 +135,7 @@ await journey('a script is watched by a command that is typed and not run', work
   await file(work, 'train.py')
   await command(work, 'tunecast: Watch')
   const said = (await typed(work, 'watch')).replaceAll('\n', '')
-  demand(/tunecast watch -- \S*\.venv\/bin\/python train\.py/.test(said), `it says ${said}`)
+  demand(/\.venv\/bin\/tunecast watch -- \.venv\/bin\/python train\.py/.test(said), `it says ${said}`)
   await picture(work, 'watch')
   await command(work, 'View: Toggle Panel Visibility')
 })
