@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from tunecast.door.accelerate import accelerate_config
@@ -43,7 +43,7 @@ from tunecast.prediction.script_run import (
 )
 from tunecast.prediction.time.script_time import ScriptClock, StepCount
 from tunecast.records import NamedTuple, dataclass, replace
-from tunecast.report.draw.figures import Figures, PhasePeak, grouped_blocks
+from tunecast.report.draw.figures import Figures, LiveBlock, PhasePeak, grouped_blocks
 from tunecast.report.run.on_card import run_figures
 from tunecast.result import Result
 from tunecast.tape.cards import tapes_by_card
@@ -108,6 +108,9 @@ class TraceDetails(Result):
     versions: Mapping[str, str]
     phases: tuple[PhasePeak, ...]
     modules_bytes: Mapping[str, int]
+    lines_bytes: Mapping[str, int]
+    """What lines of the script hold at the peak, through whatever they call: `train.py:12`. What no line asked for by
+    itself (weights, optimizer state, libraries' workspaces) is not among them."""
     largest: tuple[LargestBlock, ...]
     cards: tuple[CardMemory, ...]
     """Those the process uses; the prediction is of the fullest."""
@@ -187,6 +190,7 @@ class ScriptTrace(Prediction):
             figures.versions,
             figures.phases,
             figures.modules,
+            lines_bytes(figures.blocks),
             tuple(
                 LargestBlock(alike.nbytes, alike.times, *alike.block)
                 for alike in grouped_blocks(figures.blocks)[:MOST_BLOCKS]
@@ -200,6 +204,16 @@ class ScriptTrace(Prediction):
         if self.answer.error is not None:
             return failure_words(self.answer)
         return self.on_card.unresolved or None
+
+
+def lines_bytes(blocks: Iterable[LiveBlock]) -> dict[str, int]:
+    """Of each line of a script, the most first: `train.py:12 > modeling_llama.py:280 (backward)` is of line 12."""
+    sums: dict[str, int] = {}
+    for block in blocks:
+        line = block.source.partition(" > ")[0].removesuffix(" (backward)")
+        if line:
+            sums[line] = sums.get(line, 0) + block.nbytes
+    return dict(sorted(sums.items(), key=lambda each: -each[1]))
 
 
 def trace(

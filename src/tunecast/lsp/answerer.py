@@ -104,20 +104,24 @@ class Answerer:
 
 
 def started() -> tuple[subprocess.Popen[bytes], socket.socket]:
-    import tunecast
-
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.setblocking(False)
-    package = os.path.dirname(os.path.dirname(os.path.abspath(tunecast.__file__)))
-    paths = [package, *(os.path.abspath(each) for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "HF_HUB_OFFLINE": "1"}
     with theirs:
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "tunecast.lsp.worker", str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
-            env=environment,
+            env={**environment(), "HF_HUB_OFFLINE": "1"},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             start_new_session=True,
         )
     return process, ours
+
+
+def environment() -> dict[str, str]:
+    """For a Python of ours, wherever it is started: with this package."""
+    import tunecast
+
+    package = os.path.dirname(os.path.dirname(os.path.abspath(tunecast.__file__)))
+    paths = [package, *(os.path.abspath(each) for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each)]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}

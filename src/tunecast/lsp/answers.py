@@ -21,6 +21,7 @@ from tunecast.lsp.commands import COMMANDS, shown
 from tunecast.lsp.costs import breakdown, costs
 from tunecast.lsp.reading import NOTHING, Reading, reading
 from tunecast.lsp.remedies import remedies
+from tunecast.lsp.writing import cards, writing
 from tunecast.planning.choice import DOLLARS
 from tunecast.prediction.prediction import Prediction
 from tunecast.report.plan.price import cost_words
@@ -59,7 +60,8 @@ def further(question: Mapping[str, Any], read: Reading) -> Iterator[Event]:
     elif kind == "remedies":
         yield "remedies", fitting(question, read)
     elif kind == "keys":
-        yield "keys", []
+        found = writing(Path(question["path"]), question["text"])
+        yield "keys", {**found.to_dict(), "cards": cards()}
     else:
         yield "shown", command(question)
 

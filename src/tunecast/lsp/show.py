@@ -8,7 +8,8 @@ from typing import Any
 
 from tunecast.lsp.asked import COMMENT
 from tunecast.lsp.positions import Position, Span, Text, key_path
-from tunecast.lsp.watched import Row, Watched
+from tunecast.lsp.scripts import calls
+from tunecast.lsp.watched import Row, Traced, Watched
 from tunecast.records import NamedTuple
 from tunecast.units import GIB, gib, percent
 
@@ -17,6 +18,8 @@ SEVERITY = {"does not fit": ERROR, "may not fit": WARNING}
 WORTHWHILE = 0.01
 """Of what the job needs: less is no hint."""
 WORTHWHILE_TIME = 0.02
+HELD = "what this line holds at the peak, through whatever it calls"
+TRACE = "trace the memory of this script, line by line"
 MOST_PARTS = 8
 """Of a breakdown."""
 NAME_A_CARD = "name a card: # tunecast: gpu=rtx-4090"
@@ -49,13 +52,17 @@ class Edit(NamedTuple):
     text: str
 
 
+def is_script(file: Watched) -> bool:
+    return file.path.suffix.lower() == ".py"
+
+
 def is_yaml(file: Watched) -> bool:
     return file.path.suffix.lower() != ".toml"
 
 
 def marks(file: Watched) -> Iterator[FileMark]:
     look = file.look
-    if look is None or not look["known"]:
+    if look is None or not look["known"] or is_script(file):
         return
     for each in look["problems"]:
         span = file.text.key_span(each["line"], each["key"], yaml=is_yaml(file))
@@ -76,7 +83,9 @@ def hints(file: Watched) -> Iterator[Hint]:
     """One behind each key that matters: the other value that frees most, of a job that fits the one that saves most
     time and fits too."""
     look = file.look
-    if look is None or look["verdict"] is None:
+    if file.traced is not None:
+        yield from traced_hints(file.text, file.traced)
+    if look is None or look["verdict"] is None or is_script(file):
         return
     for field, others in file.costs.items():
         line, key = look["places"][field]
@@ -86,6 +95,12 @@ def hints(file: Watched) -> Iterator[Hint]:
         span = file.text.key_span(line, key, yaml=is_yaml(file))
         told = "\n".join(f"- {other_words(other)}" for other in others)
         yield Hint(span.end, f"  {best['words']}: {delta_words(best)}", told)
+
+
+def traced_hints(text: Text, traced: Traced) -> Iterator[Hint]:
+    for each in traced.lines:
+        end = text.position(text.offset(Position(each.line, 2**31)))
+        yield Hint(end, f"  {gib(each.nbytes)}", HELD)
 
 
 def worth_telling(others: Sequence[Row], verdict: Row) -> Row | None:
@@ -126,6 +141,9 @@ def other_words(other: Row) -> str:
 def lenses(file: Watched) -> Iterator[Lens]:
     """Above the file: whether it fits, its time and price, and what may be asked."""
     look = file.look
+    if is_script(file):
+        yield from script_lenses(file)
+        return
     if look is None or not look["known"]:
         return
     at = 0
@@ -146,6 +164,19 @@ def lenses(file: Watched) -> Iterator[Lens]:
         if not look["unsaid"]:
             yield Lens(at, "fit", "tunecast.fit")
             yield Lens(at, "launch", "tunecast.launch")
+
+
+def script_lenses(file: Watched) -> Iterator[Lens]:
+    """Above each call that describes or begins a training."""
+    look = file.look or {}
+    for call in calls(file.text.text):
+        if file.traced is not None and call.trains:
+            yield Lens(call.line, file.traced.verdict, "")
+        elif look.get("verdict") is not None:
+            yield Lens(call.line, f"as read, not run: {verdict_words(look['verdict'])}", "tunecast.fit")
+        yield Lens(call.line, TRACE, "tunecast.trace")
+        if look.get("known") and look.get("verdict") is not None and call.trains:
+            yield Lens(call.line, "plan", "tunecast.plan")
 
 
 def _whole(time: Mapping[str, Any]) -> list[str]:

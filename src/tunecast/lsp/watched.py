@@ -15,6 +15,8 @@ from typing import Any
 from tunecast.lsp.answerer import Answerer, NotAnswered
 from tunecast.lsp.asked import Asked
 from tunecast.lsp.positions import Text
+from tunecast.lsp.scripts import TracedLine
+from tunecast.records import NamedTuple
 
 REST_S = 0.04
 """Without a key before the worker is asked: fingers are faster only within one word."""
@@ -23,6 +25,14 @@ MOST_BYTES = 2**20
 Answer = dict[str, Any]
 Row = dict[str, Any]
 """A value and what it would cost (costs.Other)."""
+
+
+class Traced(NamedTuple):
+    """A script's trace, of the text it has now."""
+
+    verdict: str
+    """In words."""
+    lines: tuple[TracedLine, ...]
 
 
 class Watched:
@@ -34,11 +44,14 @@ class Watched:
         self.asked = Asked()
         self.known = False
         """Whether it was a file of a training when it could be read last."""
+        self.readable = ""
+        """The last text that could be read."""
         self.look: Answer | None = None
         self.time: Answer | None = None
         self.costs: dict[str, list[Row]] = {}
         self.remedies: list[Answer] | None = None
         self.fault: str | None = None
+        self.traced: Traced | None = None
         self._task: asyncio.Task[None] | None = None
         self._looked = asyncio.Event()
         self._done = asyncio.Event()
@@ -50,7 +63,7 @@ class Watched:
     def change(self, text: str, asked: Asked) -> None:
         self.stop()
         self.text, self.asked = Text(text, self.units), asked
-        self.look = self.time = self.remedies = self.fault = None
+        self.look = self.time = self.remedies = self.fault = self.traced = None
         self.costs = {}
         self._looked, self._done = asyncio.Event(), asyncio.Event()
         if len(text) > MOST_BYTES:
@@ -66,11 +79,11 @@ class Watched:
         self._looked.set()
         self._done.set()
 
-    def question(self, kind: str) -> Mapping[str, Any]:
+    def question(self, kind: str, text: str | None = None) -> Mapping[str, Any]:
         return {
             "kind": kind,
             "path": str(self.path),
-            "text": self.text.text,
+            "text": self.text.text if text is None else text,
             "asked": list(self.asked),
             "known_before": self.known,
         }
@@ -95,6 +108,8 @@ class Watched:
         if name == "look":
             self.look = content
             self.known = self.known or content["known"]
+            if content["places"]:
+                self.readable = self.text.text
         elif name == "cost":
             self.costs[content["field"]] = content["others"]
         elif name == "time":
@@ -117,10 +132,10 @@ class Watched:
                 self.remedies = found or []
         return self.remedies or [] if self.text is text else []
 
-    async def ask(self, kind: str) -> Any:
+    async def ask(self, kind: str, text: str | None = None) -> Any:
         """The last piece of an answer. Raises `NotAnswered`."""
         last = None
-        async with contextlib.aclosing(self.answerer.ask(self.question(kind))) as events:
+        async with contextlib.aclosing(self.answerer.ask(self.question(kind, text))) as events:
             async for name, content in events:
                 last = content if name != "look" else last
         return last

@@ -145,6 +145,15 @@ def recipe_of(request: ReadRequest) -> Recipe | None:
     return None
 
 
+def keys_looked_at(path: Path) -> frozenset[str]:
+    """Keys that the reader of a trainer's file asks for, by dotted name, be they written there or not. Which these are
+    may follow from what is written: keys of a task are asked for where it is the task."""
+    document = read_document(path)
+    request = ReadRequest(document, path.parent)
+    framework = next((each for each in map(load_framework, FRAMEWORKS) if each.recognises(document)), None)
+    return frozenset() if framework is None else draft_of(framework, request).looked_at(document.file)
+
+
 def draft_of(framework: ModuleType, request: ReadRequest) -> Draft:
     draft = Draft(framework.NAME, framework.RELEASE)
     if hasattr(framework, "with_shown_command"):

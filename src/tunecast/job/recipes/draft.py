@@ -72,6 +72,11 @@ class Keys:
             else:
                 yield name, value
 
+    @property
+    def looked_at(self) -> frozenset[str]:
+        """Names that were asked for, be they written or not."""
+        return frozenset(self._read)
+
     def used(self) -> Iterator[str]:
         """Values that were read, by dotted name; whoever reads a mapping reads all of it."""
         for name, value in leaves(self.document.tree):
@@ -119,6 +124,10 @@ class Draft:
         made = Keys(document, without_effect)
         self._files.append(made)
         return made
+
+    def looked_at(self, file: str) -> frozenset[str]:
+        """Of one file's keys, what was asked for."""
+        return frozenset().union(*(keys.looked_at for keys in self._files if keys.document.file == file))
 
     def has_read(self, document: Document) -> bool:
         return any(keys.document is document for keys in self._files)

@@ -6,20 +6,25 @@ import asyncio
 import logging
 import os
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from lsprotocol import types
 from pygls.lsp.server import LanguageServer
 from pygls.uris import from_fs_path, to_fs_path
 
 from tunecast import __version__
-from tunecast.lsp import show
+from tunecast.lsp import completing, show
 from tunecast.lsp.answerer import Answerer, NotAnswered
-from tunecast.lsp.asked import EditorSettings, settings_of
+from tunecast.lsp.asked import EditorSettings, both, card_flags, comment_of, settings_of
 from tunecast.lsp.positions import Position, Span
-from tunecast.lsp.watched import Watched
+from tunecast.lsp.scripts import trace_text, traced_lines
+from tunecast.lsp.tracing import trace_words, traced
+from tunecast.lsp.watched import MOST_BYTES, Traced, Watched
+from tunecast.units import gib
 
 SECTION = "tunecast"
 COMMANDS = ("plan", "fit", "launch", "trace")
@@ -252,6 +257,46 @@ async def actions(ls: Server, params: types.CodeActionParams) -> list[types.Code
     return [code_action(file, uri, version, remedy, verdicts) for remedy in remedies]
 
 
+async def writable(file: Watched, tried: Sequence[str]) -> Any:
+    """What may be written, by the first of these texts that can be read."""
+    try:
+        for text in dict.fromkeys(filter(None, tried)):
+            known = await file.ask("keys", text)
+            if known["framework"]:
+                return known
+    except NotAnswered:
+        return None
+    return None
+
+
+async def completion(ls: Server, params: types.CompletionParams) -> types.CompletionList | None:
+    file = ls.files.get(params.text_document.uri)
+    if file is None or show.is_script(file):
+        return None
+    position, ending = Position(params.position.line, params.position.character), file.path.suffix.lower()
+    text = file.text
+    cursor = completing.cursor_at(text, position, ending)
+    if not cursor.kind:
+        return None
+    readable = completing.without_line(text, position.line, ending)
+    tried = [readable, file.readable]
+    if cursor.kind == "value":
+        tried.insert(1, completing.without_value(text, position.line, cursor, ending))
+    known = await writable(file, tried)
+    if known is None:
+        return None
+    found = completing.completions(cursor, known["keys"], known["cards"], readable, ending)
+    items = [
+        types.CompletionItem(
+            label=each.label, detail=each.detail or None, text_edit=types.TextEdit(range_of(cursor.span), each.text),
+            filter_text=each.text,
+            kind=types.CompletionItemKind.Value if each.is_value else types.CompletionItemKind.Property,
+        )
+        for each in found
+    ]  # fmt: skip
+    return types.CompletionList(is_incomplete=False, items=items)
+
+
 FEATURES: Mapping[str, Callable[..., Any]] = {
     types.INITIALIZE: initialize,
     types.INITIALIZED: initialized,
@@ -265,8 +310,10 @@ FEATURES: Mapping[str, Callable[..., Any]] = {
     types.TEXT_DOCUMENT_CODE_LENS: lenses,
     types.TEXT_DOCUMENT_HOVER: hover,
     types.TEXT_DOCUMENT_CODE_ACTION: actions,
+    types.TEXT_DOCUMENT_COMPLETION: completion,
 }
 OPTIONS: Mapping[str, Any] = {
+    types.TEXT_DOCUMENT_COMPLETION: types.CompletionOptions(trigger_characters=[" ", "=", ":", '"']),
     types.TEXT_DOCUMENT_CODE_LENS: types.CodeLensOptions(resolve_provider=False),
     types.TEXT_DOCUMENT_CODE_ACTION: types.CodeActionOptions(code_action_kinds=[types.CodeActionKind.QuickFix]),
 }
@@ -336,14 +383,60 @@ async def run_command(ls: Server, name: str, uri: str) -> Any:
         ls.say(f"tunecast {name}: no open file of a training", types.MessageType.Warning)
         return None
     try:
-        found = await file.ask(name)
+        found = await trace(ls, uri, file) if name == "trace" else await file.ask(name)
     except NotAnswered as error:
         if ls.settings.show_results:
             ls.say(f"tunecast {name}: {error.message}", types.MessageType.Error)
-        words = ["tunecast", name, str(file.path)]
+        words = trace_words(file.path, ()) if name == "trace" else ["tunecast", name, str(file.path)]
         return {"title": f"{name} of {file.path.name}", "text": error.message, "json": None, "command": words}
     await ls.show_result(found["title"], found["text"])
     return found
+
+
+async def trace(ls: Server, uri: str, file: Watched) -> dict[str, Any]:
+    """Of the file as it is saved: it is run, and code beside it with it. Raises `NotAnswered`."""
+    text, path = file.text, file.path
+    if not show.is_script(file):
+        raise NotAnswered("only Python scripts are traced; of other files: plan or fit", expected=True)
+    if saved_text(path) != text.text:
+        raise NotAnswered("the file has changes that are not saved. To fix: save it, and trace again", expected=True)
+    flags = card_flags(both(file.asked, comment_of(text.text).asked)._replace(gpus=None))
+    async with progress_of(ls, f"tracing {path.name}") as passed:
+        found = await traced(path, flags, passed)
+    told = trace_text(found, path.name)
+    if file.text is text:
+        file.traced = Traced(told.partition("\n")[0], tuple(traced_lines(found, path.name)))
+        lines = [{"line": each.line, "bytes": each.nbytes, "text": gib(each.nbytes)} for each in file.traced.lines]
+        ls.protocol.notify("tunecast/traceLines", {"uri": uri, "lines": lines})
+        ls.refresh()
+    return {"title": f"trace of {path.name}", "text": told, "json": found, "command": trace_words(path, flags)}
+
+
+def saved_text(path: Path) -> str | None:
+    try:
+        return path.read_bytes().decode("utf-8", "replace") if path.stat().st_size <= MOST_BYTES else None
+    except OSError:
+        return None
+
+
+@asynccontextmanager
+async def progress_of(ls: Server, title: str) -> AsyncGenerator[Callable[[float], None]]:
+    """Its client shows it, and may cancel it."""
+    if not ls.can("window", "work_done_progress"):
+        yield lambda passed_s: None
+        return
+    token, task = str(uuid4()), asyncio.current_task()
+    await ls.work_done_progress.create_async(token)
+    ls.work_done_progress.begin(token, types.WorkDoneProgressBegin(title=title, cancellable=True))
+    cancelled = ls.work_done_progress.tokens[token]
+    cancelled.add_done_callback(lambda done: task.cancel() if task is not None and done.cancelled() else None)
+    try:
+        yield lambda passed_s: ls.work_done_progress.report(
+            token, types.WorkDoneProgressReport(message=f"{passed_s:.0f} s")
+        )
+    finally:
+        ls.work_done_progress.end(token, types.WorkDoneProgressEnd())
+        ls.work_done_progress.tokens.pop(token, None)
 
 
 def serve() -> None:
