@@ -40,6 +40,8 @@ export class Server {
         initializationOptions: { showResults: false },
         synchronize: { configurationSection: 'tunecast' },
         outputChannel: log,
+        // a script's hints are the lines of its trace, which stand there by decorations, with bars
+        middleware: { provideInlayHints: (document, range, token, next) => (document.languageId === 'python' ? [] : next(document, range, token)) },
         initializationFailedHandler: () => false,
         errorHandler: {
           error: () => ({ action: ErrorAction.Continue }),

@@ -135,7 +135,10 @@ def workspaces(folder: Path) -> None:
         text = (ROOT / "examples" / "llama-3.1-8b-qlora.yaml").read_text("utf-8")
         shutil.copy(HERE / "files" / "axolotl-qlora.yml", folder / name)
         (folder / name / "job.yaml").write_text(text, "utf-8")
-        shutil.copy(ROOT / "examples" / "scripts" / "trainer_lora.py", folder / name / "train.py")
+        scripts = ROOT / "examples" / "scripts"
+        script = "# tunecast: gpu=rtx-4090\n" + (scripts / "trainer_lora.py").read_text("utf-8")
+        (folder / name / "train.py").write_text(script, "utf-8")
+        shutil.copy(scripts / "common_data.py", folder / name)
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / name / ".venv"], check=True)
     environment = folder / "work" / ".venv"
     python = environment / "bin" / "python"
