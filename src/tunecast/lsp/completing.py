@@ -118,11 +118,7 @@ def _keys(cursor: Cursor, keys: Sequence[Mapping[str, Any]], written: str, endin
         if not each["key"].startswith(before) or not name:
             continue
         leaf, _, inside = name.partition(".")
-        if (
-            leaf in seen
-            or leaf.isdecimal()
-            or re.search(rf"^[ \t]*[\"']?{re.escape(leaf)}[\"']?[ \t]*[:=]", written, re.M)
-        ):
+        if leaf in seen or leaf.isdecimal() or (not before and _is_written(leaf, written, ending)):
             continue
         seen.add(leaf)
         yield Completion(leaf, _key(leaf, ending, section=bool(inside)), "" if inside else each["help"], False)

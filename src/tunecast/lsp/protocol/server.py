@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import tempfile
@@ -45,6 +46,7 @@ class Server(LanguageServer):  # type: ignore[misc]  # pygls is not looked at wh
         self.answerer = Answerer()
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._refreshing = False
+        self.changes = 0
 
     # what a client can do
 
@@ -65,6 +67,9 @@ class Server(LanguageServer):  # type: ignore[misc]  # pygls is not looked at wh
             units = str(getattr(self.workspace.position_encoding, "value", self.workspace.position_encoding))
             file = self.files[uri] = Watched(path, units, self.answerer, self.shown)
         file.change(text, self.settings.asked)
+        self.changes += 1
+        if self.changes % COLLECT_EVERY == 0:
+            gc.collect()
 
     def close(self, uri: str) -> None:
         file = self.files.pop(uri, None)
@@ -145,6 +150,11 @@ class Server(LanguageServer):  # type: ignore[misc]  # pygls is not looked at wh
 
 
 REFRESH_S = 0.1
+COLLECT_EVERY = 500
+"""Changes between two whole collections of garbage. A command looks for cycles every 100,000 objects (cli/main.py), as it
+ends soon: with that 100,000 edits had grown the server from 63 to 309 MiB."""
+USUAL_THRESHOLDS = (700, 10, 10)
+"""Python's own."""
 
 
 def path_of(uri: str) -> Path | None:
@@ -444,6 +454,7 @@ def serve() -> None:
     server = new_server()
     given, told = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
+    gc.set_threshold(*USUAL_THRESHOLDS)
     try:
         server.start_io(given, told)
     finally:
