@@ -101,10 +101,10 @@ class Served:
         return found
 
 
-def serving(*words: str) -> Iterator[Served]:
+def serving(*words: str, stdin: int | None = None) -> Iterator[Served]:
     process = subprocess.Popen(
         [sys.executable, "-m", "tunecast", "serve", "--no-browser", "--port", "0", *words],
-        stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(SOURCE)},
+        stdin=stdin, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(SOURCE)},
     )  # fmt: skip
     try:
         yield Served(process)
@@ -492,9 +492,21 @@ def test_a_token_is_asked_of_everybody(tmp_path: Path) -> None:
         assert set(guesses) == {401, 429} and guesses[-1] == 429, "guessing is slow"
 
 
+def test_an_editor_frames_the_page_and_it_ends_with_who_started_it() -> None:
+    words = ["--framed-by", "http://127.0.0.1:8080", "--ends-with-stdin"]
+    for served in serving(*words, stdin=subprocess.PIPE):
+        answer = served.get("/")
+        assert answer.headers["content-security-policy"].endswith("; frame-ancestors http://127.0.0.1:8080")
+        assert "x-frame-options" not in answer.headers
+        assert served.get("/api/models", Origin="http://127.0.0.1:8080", Sec_Fetch_Site="cross-site").status == 403
+        assert served.process.stdin is not None
+        served.process.stdin.close()
+        assert served.process.wait(300) == 130, "as when it is interrupted"
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
-    [(["--host", "0.0.0.0"], "--token-file"), (["--port", "70000"], "--port"),
+    [(["--host", "0.0.0.0"], "--token-file"), (["--framed-by", "*"], "--framed-by"), (["--port", "70000"], "--port"),
      (["--token-file", "/none"], "No such file"), (["--host", "192.0.2.1", "--token-file", "TOKEN"], "To fix")],
 )  # fmt: skip
 def test_what_it_does_not_start_with(

@@ -20,7 +20,17 @@ from tunecast.web.api.query import query_values
 from tunecast.web.api.schema import body, problems
 from tunecast.web.asking import exports, jobs, questions, stored
 from tunecast.web.asking.jobs import Asker
-from tunecast.web.safety import Access, RateLimit, access_for, host_of, is_token, token_in
+from tunecast.web.safety import (
+    HEADERS,
+    Access,
+    RateLimit,
+    access_for,
+    editor_origins,
+    headers_for,
+    host_of,
+    is_token,
+    token_in,
+)
 
 OF_STORE = ("store", "follow")
 LOCAL = access_for("127.0.0.1", None, ())
@@ -73,6 +83,45 @@ def test_what_another_site_asks_is_refused_also_without_an_origin(site: str) -> 
     """A browser sends none with an image, a script or a link; those may lead to the page, and never to the API."""
     assert denied(sec_fetch_site=site, path="/api/models", method="GET") == 403
     assert denied(sec_fetch_site=site, path="/", method="GET") is None
+
+
+def test_no_page_frames_it_unless_the_server_was_started_so() -> None:
+    assert headers_for() is HEADERS and "frame-ancestors 'none'" in HEADERS["content-security-policy"]
+    assert HEADERS["x-frame-options"] == "DENY"
+
+
+def test_an_editor_frames_it_and_nothing_else_changes() -> None:
+    given = ["vscode-webview://1a2b-3c", "vscode-file://vscode-app", "vscode-webview://1a2b-3c"]
+    opened = headers_for(editor_origins(given))
+    policy = opened["content-security-policy"]
+    assert policy.endswith("; frame-ancestors vscode-webview://1a2b-3c vscode-file://vscode-app")
+    assert policy.partition("frame-ancestors")[0] == HEADERS["content-security-policy"].partition("frame-ancestors")[0]
+    left = {name: text for name, text in opened.items() if name != "content-security-policy"}
+    assert left == {
+        name: text for name, text in HEADERS.items() if name not in ("content-security-policy", "x-frame-options")
+    }
+
+
+@pytest.mark.parametrize(
+    "origin",
+    ["*", "'self'", "http:", "vscode-webview:", "http://*", "http://*.example", "http://a b", "http://a; script-src *",
+     "http://a,b", "data://x", "file://x", "http://a/path", "http://a\r\nx-other: 1", "http://user@a", "", "http://"],
+)  # fmt: skip
+def test_only_whole_origins_are_taken(origin: str) -> None:
+    with pytest.raises(UsageError, match="--framed-by"):
+        editor_origins([origin])
+
+
+def test_an_editor_in_a_browser_passes_on_in_its_own_name() -> None:
+    """As code-server's proxy does, which sends on the Host that the browser sent."""
+    access = access_for("127.0.0.1", None, (), editor_origins(["https://Code.example:8443/", "vscode-webview://x"]))
+    assert access.names == LOCAL.names | {"code.example"}
+    same = {"host": "code.example:8443", "origin": "https://code.example:8443", "sec_fetch_site": "same-origin"}
+    assert denied(access, **same) is None
+    assert denied(access, **{**same, "sec_fetch_site": "cross-site"}) == 403
+    assert denied(access, **{**same, "origin": "https://evil.example"}) == 403
+    assert denied(access, host="evil.example") == 403
+    assert denied(host="code.example:8443") == 403, "without --framed-by"
 
 
 def test_a_team_needs_a_token() -> None:

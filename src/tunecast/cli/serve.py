@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
 from collections.abc import Sequence
 from importlib.util import find_spec
 
 from tunecast.cli.arguments import Parser
 from tunecast.errors import NotResolved, UsageError
 
-USAGE = "tunecast serve [--port N] [--host H --token-file F] [--hub] [--no-browser]"
+USAGE = (
+    "tunecast serve [--port N] [--host H --token-file F] [--hub] [--no-browser] [--framed-by ORIGIN]... "
+    "[--ends-with-stdin]"
+)
 DESCRIPTION = """\
 A page to plan a fine-tune by looking, and the HTTP API behind it, served by this machine to this machine. It prints its
 URL and runs until it is interrupted. No request leaves the machine: models are the bundled ones, or a config.json that
@@ -40,6 +45,14 @@ def parser() -> Parser:
     made.add_argument("--token-file", metavar="F", help="a file with the token that every request has to carry")
     made.add_argument("--hub", action="store_true", help="jobs may name Hub ids, which are looked up there")
     made.add_argument("--no-browser", action="store_true", help="open no browser")
+    made.add_argument(
+        "--framed-by",
+        metavar="ORIGIN",
+        action="append",
+        default=[],
+        help="the page may be shown in a frame of this one: an editor's; default: of none",
+    )
+    made.add_argument("--ends-with-stdin", action="store_true", help="end when whoever started it ends")
     return made
 
 
@@ -51,8 +64,9 @@ def run(argv: Sequence[str]) -> int:
     if not 0 <= arguments.port <= 65535:
         raise UsageError(f"--port: got {arguments.port}; allowed: 0 to 65535", field="--port")
     from tunecast.web.http.server import serve
-    from tunecast.web.safety import token_in
+    from tunecast.web.safety import editor_origins, token_in
 
+    framed_by = editor_origins(arguments.framed_by)
     token = None if arguments.token_file is None else token_in(arguments.token_file)
 
     def ready(url: str) -> None:
@@ -60,8 +74,22 @@ def run(argv: Sequence[str]) -> int:
         if not arguments.no_browser and token is None:
             open_browser(url)
 
-    serve(arguments.host, arguments.port, token, hub=arguments.hub, ready=ready)
+    if arguments.ends_with_stdin:
+        end_with_stdin()
+    serve(arguments.host, arguments.port, token, hub=arguments.hub, ready=ready, framed_by=framed_by)
     return 0
+
+
+def end_with_stdin() -> None:
+    """Ends this process, as its interruption does, once standard input has no more: an editor that is killed ends no
+    other program."""
+
+    def follow() -> None:
+        while os.read(0, 4096):
+            pass
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=follow, daemon=True).start()
 
 
 def open_browser(url: str) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hmac
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from ipaddress import ip_address
 
 from tunecast.errors import NotResolved, UsageError
@@ -34,6 +34,12 @@ HEADERS: Mapping[str, str] = {
     "cache-control": "no-store",
 }
 """Of every answer. Charts set styles on what they draw, so these may be inline; scripts may not."""
+_NO_FRAMES = "frame-ancestors 'none'"
+_ORIGIN = re.compile(
+    r"(https?|vscode-webview|vscode-file)://([a-z0-9]([a-z0-9.-]{0,252}[a-z0-9])?|\[::1\])(:[0-9]{1,5})?"
+)
+"""What VS Code and its kin call their windows (`vscode-file:`) and the frames in them (`vscode-webview:`), which no
+site on the network can be called; and an editor in a browser by its address."""
 
 
 class Denial(NamedTuple):
@@ -78,6 +84,25 @@ class Access(NamedTuple):
         return is_page or all(site in ("same-origin", "none") for site in sites)
 
 
+def headers_for(framed_by: Sequence[str] = ()) -> Mapping[str, str]:
+    """Of every answer, where the pages at these origins, and no others, may show this one in a frame."""
+    if not framed_by:
+        return HEADERS
+    kept = {name: text for name, text in HEADERS.items() if name != "x-frame-options"}  # which knows no origins
+    policy = HEADERS["content-security-policy"].replace(_NO_FRAMES, f"frame-ancestors {' '.join(framed_by)}")
+    return {**kept, "content-security-policy": policy}
+
+
+def editor_origins(given: Iterable[str]) -> tuple[str, ...]:
+    """Each once, checked: they become part of a header."""
+    found = tuple(dict.fromkeys(each.lower().removesuffix("/") for each in given))
+    for each in found:
+        if not _ORIGIN.fullmatch(each):
+            told = "an origin: http://HOST:PORT, https://HOST, vscode-webview://NAME or vscode-file://NAME"
+            raise UsageError(f"--framed-by: got {each[:100]!r}; allowed: {told}", field="--framed-by")
+    return found
+
+
 def host_of(header: str) -> str | None:
     """The name in a Host header, without its port; None where it is none."""
     found = _HOST.fullmatch(header.lower())
@@ -107,17 +132,19 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def access_for(host: str, token: str | None, names: Iterable[str]) -> Access:
-    """`names`: of this machine, where others may ask."""
+def access_for(host: str, token: str | None, names: Iterable[str], framed_by: Iterable[str] = ()) -> Access:
+    """`names`: of this machine, where others may ask. An editor in a browser asks in its own name: it passes on."""
+    origins = [found for each in framed_by if (found := _ORIGIN.fullmatch(each)) is not None]
+    editors = {found[2].strip("[]") for found in origins if found[1] in ("http", "https")}
     if is_loopback(host):
-        return Access(frozenset({*LOOPBACK, host}), token=token)
+        return Access(frozenset({*LOOPBACK, host, *editors}), token=token)
     if token is None:
         raise UsageError(
             f"--host {host}: others could ask this server. To fix: --token-file FILE, with a token in it "
             "(python3 -c 'import secrets; print(secrets.token_hex(32))' > FILE; chmod 600 FILE)",
             field="--host",
         )
-    own = {name.lower() for name in names if name} | {*LOOPBACK}
+    own = {name.lower() for name in names if name} | {*LOOPBACK, *editors}
     return Access(frozenset(own if _is_address(host) else {*own, host.lower()}), any_address=True, token=token)
 
 

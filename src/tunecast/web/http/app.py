@@ -37,17 +37,19 @@ JSON = "application/json"
 NAMES = {404: "not_found", 405: "method"}
 
 
-def application(pool: Pool, desk: StoreDesk, access: Access, rate: RateLimit) -> Guard:
+def application(
+    pool: Pool, desk: StoreDesk, access: Access, rate: RateLimit, headers: Mapping[str, str] = HEADERS
+) -> Guard:
     routes = [Route(each.path, _endpoint(each, pool, desk), methods=[each.method]) for each in ENDPOINTS]
     routes += [Route("/api/health", _health), Route("/api/openapi.json", _openapi), *page_routes()]
-    return Guard(Starlette(routes=routes, exception_handlers={HTTPException: _not_found}), access, rate)
+    return Guard(Starlette(routes=routes, exception_handlers={HTTPException: _not_found}), access, rate, headers)
 
 
 class Guard:
     """Around the application: nothing that it refuses reaches a route."""
 
-    def __init__(self, app: Any, access: Access, rate: RateLimit) -> None:
-        self.app, self.access, self.rate = app, access, rate
+    def __init__(self, app: Any, access: Access, rate: RateLimit, headers: Mapping[str, str]) -> None:
+        self.app, self.access, self.rate, self.headers = app, access, rate, headers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -59,8 +61,9 @@ class Guard:
         async def send_with_headers(message: MutableMapping[str, Any]) -> None:
             if message["type"] == "http.response.start":
                 own = {name for name, _ in message.get("headers", ())}
-                more = [(name.encode(), text.encode()) for name, text in HEADERS.items() if name.encode() not in own]
-                message = {**message, "headers": [*message.get("headers", ()), *more]}
+                more = [(name.encode(), text.encode()) for name, text in self.headers.items()]
+                left = [each for each in more if each[0] not in own]
+                message = {**message, "headers": [*message.get("headers", ()), *left]}
             await send(message)
 
         refused = self._refusal(scope, headers)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import uvicorn
 
@@ -13,7 +13,7 @@ from tunecast.errors import NotResolved
 from tunecast.web.asking.stored import StoreDesk
 from tunecast.web.http.app import application
 from tunecast.web.http.slow import PatientProtocol
-from tunecast.web.safety import RateLimit, access_for
+from tunecast.web.safety import RateLimit, access_for, headers_for
 from tunecast.web.workers.pool import Pool, usual_limits
 
 KEEP_ALIVE_S = 15
@@ -22,9 +22,17 @@ END_S = 3
 BACKLOG = 512
 
 
-def serve(host: str, port: int, token: str | None, *, hub: bool, ready: Callable[[str], None]) -> None:
+def serve(
+    host: str,
+    port: int,
+    token: str | None,
+    *,
+    hub: bool,
+    ready: Callable[[str], None],
+    framed_by: Sequence[str] = (),
+) -> None:
     """Until it is interrupted. `ready` is told the URL once connections are taken; the first waits for the workers."""
-    access = access_for(host, token, (socket.gethostname(), socket.getfqdn()))
+    access = access_for(host, token, (socket.gethostname(), socket.getfqdn()), framed_by)
     with (
         listening(host, port) as listener,
         tempfile.TemporaryDirectory(prefix="tunecast-serve-", ignore_cleanup_errors=True) as folder,
@@ -34,7 +42,7 @@ def serve(host: str, port: int, token: str | None, *, hub: bool, ready: Callable
         named = f"[{host}]" if ":" in host else host
         ready(f"http://{named}:{listener.getsockname()[1]}/")
         config = uvicorn.Config(
-            application(pool, desk, access, RateLimit()),
+            application(pool, desk, access, RateLimit(), headers_for(framed_by)),
             http=PatientProtocol,
             ws="none",
             loop="asyncio",
