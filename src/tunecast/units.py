@@ -13,6 +13,14 @@ MB = 10**6
 GB = 10**9
 TERA = 10**12
 HOUR_S = 3600
+UNITS_S = {"s": 1, "m": 60, "min": 60, "h": HOUR_S, "d": 24 * HOUR_S}
+_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?(s|m|min|h|d)")
+
+
+def duration_s(text: str) -> float | None:
+    """`6h`, `90min`, `2d`; None where it is none."""
+    found = _DURATION.fullmatch(text.strip()[:40])
+    return None if found is None or not float(found[1]) else float(found[1]) * UNITS_S[found[2]]
 
 
 def gib(nbytes: float) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tunecast.job.comment import MOST_PROBLEMS, FileComment, comment_of
+from tunecast.job.comment import MOST_PROBLEMS, CommentProblem, FileComment, comment_of
 
 
 def test_a_file_names_its_card() -> None:
@@ -16,7 +16,7 @@ def test_a_file_names_its_card() -> None:
 
 
 def test_a_file_that_says_nothing_asks_nothing() -> None:
-    assert comment_of("base_model: gpt2  # read by tunecast: later\n") == FileComment()
+    assert comment_of("base_model: gpt2  # read by tunecast: later\na: '# tunecast: gpu=h100'\n") == FileComment()
     assert FileComment().overrides == {}
 
 
@@ -40,17 +40,18 @@ def test_two_comments_are_one() -> None:
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        ("", "line 1: says nothing; allowed: # tunecast: gpu=rtx-4090"),
-        ("gpu", "line 1: gpu: got ''; allowed: gpu=VALUE, of at most 64 characters"),
-        ("gpus=zero", "line 1: gpus: got 'zero'; allowed: a whole number from 1 on"),
-        ("eu=mostly", "line 1: eu: got 'mostly'; allowed: eu alone"),
-        ("budget=nan", "line 1: budget: got 'nan'; allowed: dollars, such as 50"),
-        ("gpu=l4 gpu=t4", "line 1: gpu: got 't4', and 'l4' before; allowed: one of them"),
-        ("gups=2", "line 1: got 'gups'; allowed: gpu=NAME, gpus=N, within=TIME, eu, budget=N; nearest: gpus"),
+        ("", "says nothing; allowed: # tunecast: gpu=rtx-4090"),
+        ("gpu", "gpu: got ''; allowed: gpu=VALUE, of at most 64 characters"),
+        ("gpus=zero", "gpus: got 'zero'; allowed: a whole number from 1 on"),
+        ("within=soon", "within: got 'soon'; allowed: a time such as 6h, 90min or 2d"),
+        ("eu=mostly", "eu: got 'mostly'; allowed: eu alone"),
+        ("budget=nan", "budget: got 'nan'; allowed: dollars, such as 50"),
+        ("gpu=l4 gpu=t4", "gpu: got 't4', and 'l4' before; allowed: one of them"),
+        ("gups=2", "got 'gups'; allowed: gpu=NAME, gpus=N, within=TIME, eu, budget=N; nearest: gpus"),
     ],
 )
 def test_what_is_wrong_is_told_with_its_line(words: str, problem: str) -> None:
-    assert comment_of(f"# tunecast: {words}").problems == (problem,)
+    assert comment_of(f"# tunecast: {words}").problems == (CommentProblem(1, problem),)
 
 
 def test_what_is_wrong_leaves_the_rest() -> None:
@@ -60,4 +61,4 @@ def test_what_is_wrong_leaves_the_rest() -> None:
 def test_a_hostile_file_is_told_briefly() -> None:
     found = comment_of("\n".join(f"# tunecast: {'x' * 9000}=\x1b[31m {number}" for number in range(9000)))
     assert len(found.problems) == MOST_PROBLEMS
-    assert all(len(problem) < 200 and problem.isprintable() for problem in found.problems)
+    assert all(len(problem.message) < 200 and problem.message.isprintable() for problem in found.problems)

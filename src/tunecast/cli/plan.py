@@ -17,7 +17,7 @@ from tunecast.cli.files import require_writable
 from tunecast.cli.filters import FILTERS, add_filter_flags, add_money_flags, options_from
 from tunecast.cli.several import answer_each, is_several, jobs_of, refuse_one_file
 from tunecast.cli.terminal import Counting
-from tunecast.door.plan import Planner, PlanOptions, duration_s
+from tunecast.door.plan import Planner, PlanOptions
 from tunecast.door.read import read
 from tunecast.errors import OverBudget, printable
 from tunecast.job.flags import add_job_flags, sweep_from
@@ -25,6 +25,7 @@ from tunecast.job.job import Job
 from tunecast.job.writer import write_file
 from tunecast.planning.choice import Plan
 from tunecast.planning.space import ALLOWABLE, KEEPABLE
+from tunecast.units import duration_s
 
 USAGE = "tunecast plan JOB [options], or tunecast plan [options] -- train.py ARGS..."
 DESCRIPTION = """\

@@ -29,7 +29,7 @@ MOST_ANSWER_BYTES = 2**20
 NAMES_ANOTHER = "names a changed file"
 
 
-class Asked(NamedTuple):
+class DiffOptions(NamedTuple):
     """Of every file."""
 
     gpu: str | None
@@ -62,7 +62,7 @@ def diff(
     """
     states = revisions.states_of(base, staged=staged)
     changed = revisions.changed_paths(states, paths)
-    asked = Asked(gpu, gpus, plan, within, eu, quick)
+    asked = DiffOptions(gpu, gpus, plan, within, eu, quick)
     if not any(name is not None and is_candidate(name) for each in changed for name in each):
         return FileChanges(states.base_words, states.head_words, (), 0)
     with TemporaryDirectory(prefix="tunecast-") as folder:
@@ -75,7 +75,7 @@ def is_candidate(name: str) -> bool:
 
 
 def _file_changes(
-    states: States, changed: Iterable[ChangedPath], asked: Asked, folder: Path
+    states: States, changed: Iterable[ChangedPath], asked: DiffOptions, folder: Path
 ) -> tuple[list[FileChange], int]:
     before, after = folder / "before", folder / "after"
     (folder / "nowhere").mkdir()

@@ -156,7 +156,7 @@ def _job(version: Version | None, request: DiffRequest) -> Job | None:
     if version is None:
         return None
     if version.comment.problems:
-        raise UsageError(f"{version.path}: # tunecast: {'; '.join(version.comment.problems)}")
+        raise UsageError(f"{version.path}: # tunecast: {'; '.join(map(str, version.comment.problems))}")
     flags = {"hardware.gpu": request.gpu, "hardware.gpus": request.gpus}
     given = {name: value for name, value in flags.items() if value is not None}
     job = read(version.path, {**given, **version.comment.overrides})

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from tunecast.door.plan import Planner, PlanOptions, duration_s
+from tunecast.door.plan import Planner, PlanOptions
 from tunecast.errors import DoesNotFit, OverBudget, TunecastError, UsageError
 from tunecast.job.job import Job
 from tunecast.launching.programs import launcher_share
@@ -16,6 +16,7 @@ from tunecast.planning.choice import Choice, Plan
 from tunecast.planning.sharing import Sharing, share
 from tunecast.records import NamedTuple, dataclass, replace
 from tunecast.result import Result
+from tunecast.units import duration_s
 
 DEFAULT_GPU = "h100-sxm-80gb"
 """What jobs are compared with beside the best single kind: the card that most providers rent out (offers.csv)."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from datetime import date
 from typing import TYPE_CHECKING, Any, Unpack, cast
@@ -25,15 +24,13 @@ from tunecast.planning.search import Progress
 from tunecast.planning.space import Freedom, freed_fields, kept_fields
 from tunecast.planning.taken import with_taken
 from tunecast.records import replace
-from tunecast.units import HOUR_S
+from tunecast.units import UNITS_S, duration_s
 
 if TYPE_CHECKING:
     from tunecast.door.trace import ScriptTrace
     from tunecast.prediction.lessons.correction import Learned
 
 Found = Callable[[Choice], None]
-_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?(s|m|min|h|d)")
-UNITS_S = {"s": 1, "m": 60, "min": 60, "h": HOUR_S, "d": 24 * HOUR_S}
 
 
 class PlanOptions(FilterOptions, MoneyOptions, total=False):
@@ -103,12 +100,6 @@ def plan(
 
         return ScriptPlanner(script, options).plan()
     return Planner(read(cast(Source, job), overrides), options).plan()
-
-
-def duration_s(text: str) -> float | None:
-    """`6h`, `90min`, `2d`; None where it is none."""
-    found = _DURATION.fullmatch(text.strip()[:40])
-    return None if found is None or not float(found[1]) else float(found[1]) * UNITS_S[found[2]]
 
 
 def field_names(given: Names) -> list[str]:

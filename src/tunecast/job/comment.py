@@ -14,7 +14,7 @@ from typing import Any
 from tunecast.errors import nearest_hint
 from tunecast.job.knob import shown
 from tunecast.records import NamedTuple
-from tunecast.units import positive
+from tunecast.units import duration_s, positive
 
 EXAMPLE = "# tunecast: gpu=rtx-4090"
 NAMES = ("gpu", "gpus", "within", "eu", "budget")
@@ -26,8 +26,16 @@ LONGEST = 64
 """Characters of a value."""
 MOST_PROBLEMS = 4
 MOST_DOLLARS = 1e9
-_COMMENT = re.compile(r"[ \t]*(?:#|//)+[ \t]*tunecast:(.*)", re.DOTALL)
+COMMENT = re.compile(r"[ \t]*(?:#|//)+[ \t]*tunecast:(.*)", re.DOTALL)
 _BETWEEN = re.compile(r"[\s,]+")
+
+
+class CommentProblem(NamedTuple):
+    line: int
+    message: str
+
+    def __str__(self) -> str:
+        return f"line {self.line}: {self.message}"
 
 
 class FileComment(NamedTuple):
@@ -43,8 +51,7 @@ class FileComment(NamedTuple):
     """Of a plan."""
     line: int = 0
     """Of the first such comment; 0 where there is none."""
-    problems: tuple[str, ...] = ()
-    """Each in words, its line first."""
+    problems: tuple[CommentProblem, ...] = ()
 
     @property
     def overrides(self) -> dict[str, object]:
@@ -58,12 +65,12 @@ class FileComment(NamedTuple):
 def comment_of(text: str) -> FileComment:
     """What the comments of a file ask, as one; where there is none, nothing."""
     said: dict[str, Any] = {}
-    problems: list[str] = []
+    problems: list[CommentProblem] = []
     first = 0
     for line, words in _comments(text):
         first = first or line
         if not words and len(problems) < MOST_PROBLEMS:
-            problems.append(f"line {line}: says nothing; allowed: {EXAMPLE}")
+            problems.append(CommentProblem(line, f"says nothing; allowed: {EXAMPLE}"))
         for word in words:
             name, _, value = word.partition("=")
             name = name.lower()
@@ -73,13 +80,13 @@ def comment_of(text: str) -> FileComment:
             if wrong is None:
                 said[name] = value
             elif len(problems) < MOST_PROBLEMS:
-                problems.append(f"line {line}: {wrong}")
+                problems.append(CommentProblem(line, wrong))
     return FileComment(
         said.get("gpu"),
         positive(said.get("gpus")),
         said.get("within"),
         said.get("eu", "no").lower() not in NO,
-        _dollars(said.get("budget", "")),
+        dollars(said.get("budget", "")),
         first,
         tuple(problems),
     )
@@ -89,7 +96,7 @@ def _comments(text: str) -> Iterator[tuple[int, list[str]]]:
     if "tunecast:" not in text:
         return
     for number, line in enumerate(text.splitlines(), start=1):
-        if "tunecast:" in line and (found := _COMMENT.match(line)) is not None:
+        if "tunecast:" in line and (found := COMMENT.match(line)) is not None:
             yield number, list(filter(None, _BETWEEN.split(found[1][: MOST_WORDS * LONGEST])))[:MOST_WORDS]
 
 
@@ -103,12 +110,14 @@ def _wrong(name: str, value: str) -> str | None:
         return f"{name}: got {shown(value)}; allowed: {name}=VALUE, of at most {LONGEST} characters"
     if name == "gpus" and positive(value) is None:
         return f"gpus: got {shown(value)}; allowed: a whole number from 1 on"
-    if name == "budget" and _dollars(value) is None:
+    if name == "within" and duration_s(value) is None:
+        return f"within: got {shown(value)}; allowed: a time such as 6h, 90min or 2d"
+    if name == "budget" and dollars(value) is None:
         return f"budget: got {shown(value)}; allowed: dollars, such as 50"
     return None
 
 
-def _dollars(text: str) -> float | None:
+def dollars(text: str) -> float | None:
     try:
         value = float(text.removeprefix("$"))
     except ValueError:

@@ -5,17 +5,12 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from tunecast.errors import nearest_hint
+from tunecast.job.comment import LONGEST, NAMES, NO, FileComment, dollars
 from tunecast.records import NamedTuple
-from tunecast.units import positive
-
-COMMENT = re.compile(r"^[ \t]*#[ \t]*tunecast:(?P<words>[^\r\n]*)", re.MULTILINE)
-NAMES = ("gpu", "gpus", "within", "eu", "budget")
-NO = ("false", "no", "off", "0")
+from tunecast.units import duration_s, positive
 
 
 class Asked(NamedTuple):
@@ -39,13 +34,6 @@ class EditorSettings(NamedTuple):
 NO_SETTINGS = EditorSettings()
 
 
-class Comment(NamedTuple):
-    line: int
-    """From 1 on; 0: there is none."""
-    asked: Asked = Asked()
-    problems: tuple[str, ...] = ()
-
-
 def settings_of(given: object, before: EditorSettings = NO_SETTINGS) -> EditorSettings:
     """Of what a client sends: what is missing stays as it is, and what is no such value is left out."""
     if not isinstance(given, Mapping):
@@ -55,29 +43,13 @@ def settings_of(given: object, before: EditorSettings = NO_SETTINGS) -> EditorSe
     asked = before.asked
     for name in NAMES:
         if name in told:
-            value, _ = _value(name, told[name])
-            asked = asked._replace(**{name: value})
+            asked = asked._replace(**{name: _value(name, told[name])})
     enable, shows = told.get("enable", before.enable), told.get("showResults", before.show_results)
     return EditorSettings(asked, enable is not False, shows is not False)
 
 
-def comment_of(text: str) -> Comment:
-    """The first such comment."""
-    found = COMMENT.search(text)
-    if found is None:
-        return Comment(0)
-    values: dict[str, Any] = {}
-    problems = []
-    for name, value in _words(found["words"]):
-        if name not in NAMES:
-            problems.append(f"got {name!r}; allowed: {', '.join(NAMES)}{nearest_hint(name, NAMES)}")
-            continue
-        read, wrong = _value(name, value)
-        if wrong:
-            problems.append(f"{name}: got {value!r}; allowed: {wrong}")
-        else:
-            values[name] = read
-    return Comment(text.count("\n", 0, found.start()) + 1, Asked(**values), tuple(problems))
+def asked_in(comment: FileComment) -> Asked:
+    return Asked(comment.gpu, comment.gpus, comment.within, comment.eu, comment.budget_usd)
 
 
 def both(settings: Asked, comment: Asked) -> Asked:
@@ -108,32 +80,15 @@ def plan_options(asked: Asked) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def _words(text: str) -> Iterator[tuple[str, str]]:
-    for word in re.split(r"[\s,]+", text.strip()[:400]):
-        name, _, value = word.partition("=")
-        if name:
-            yield name.lower(), value
-
-
-def _value(name: str, given: object) -> tuple[Any, str]:
-    """What was meant, and what is allowed where that is nothing of the kind."""
-    if given is None or (given == "" and name != "eu"):
-        return None, "a value"
-    if name == "gpus":
-        return positive(given), "" if positive(given) is not None else "a whole number from 1 on"
+def _value(name: str, given: object) -> Any:
+    """What was meant; nothing where it is no such value."""
     if name == "eu":
-        return given not in (False, None) and str(given).lower() not in NO, ""
+        return given not in (False, None) and str(given).lower() not in NO
+    if given is None or given == "":
+        return None
+    if name == "gpus":
+        return positive(given)
+    text = str(given)[:LONGEST].strip()
     if name == "budget":
-        return _dollars(given)
-    text = str(given)[:100].strip()
-    if name == "within" and not re.fullmatch(r"[0-9]+(\.[0-9]+)? ?(s|m|min|h|d)", text):
-        return None, "a time such as 6h, 90min or 2d"
-    return text or None, ""
-
-
-def _dollars(given: object) -> tuple[float | None, str]:
-    try:
-        value = float(str(given).lstrip("$"))
-    except ValueError:
-        value = 0.0
-    return (value, "") if 0 < value < 1e9 else (None, "dollars, such as 50")
+        return dollars(text)
+    return None if name == "within" and duration_s(text) is None else text or None

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from tunecast.door.read import read
+from tunecast.job.comment import comment_of
 from tunecast.job.readers.bounds import unsaved
-from tunecast.lsp.asked import Asked, Comment, both, card_flags, comment_of, plan_flags, plan_options
+from tunecast.lsp.asked import Asked, asked_in, both, card_flags, plan_flags, plan_options
 from tunecast.lsp.reading import reading
 from tunecast.records import dataclass
 from tunecast.report.draw.text import Terminal
@@ -29,7 +30,7 @@ class Shown(Result):
 
 def shown(kind: str, path: Path, text: str, settings: Asked) -> Shown:
     """Raises a `TunecastError` where the command would."""
-    asked = both(settings, Comment(0).asked if path.suffix.lower() == ".json" else comment_of(text).asked)
+    asked = both(settings, Asked() if path.suffix.lower() == ".json" else asked_in(comment_of(text)))
     with unsaved(path, text):
         return COMMANDS[kind](path, asked, _overrides(path, text, settings))
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from tunecast.lsp.asked import COMMENT, NAMES
+from tunecast.job.comment import COMMENT, NAMES
 from tunecast.lsp.positions import Position, Span, Text
 from tunecast.records import NamedTuple
 

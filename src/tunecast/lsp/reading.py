@@ -14,13 +14,14 @@ from typing import Any, ClassVar
 from tunecast.door.predict import predict
 from tunecast.errors import TunecastError
 from tunecast.hardware.catalog import gpu as gpu_named
+from tunecast.job.comment import FileComment, comment_of
 from tunecast.job.job import Job, all_knobs, sections
 from tunecast.job.readers import read_jobs
 from tunecast.job.readers.bounds import MOST_FILE_BYTES, unsaved
 from tunecast.job.recipes import ENDINGS, PARTS, SCRIPTS, find_recipe, is_job, recipe_of_job
 from tunecast.job.recipes.document import Document, read_document
 from tunecast.job.recipes.recipe import Recipe
-from tunecast.lsp.asked import Asked, Comment, both, card_fields, comment_of
+from tunecast.lsp.asked import Asked, asked_in, both, card_fields
 from tunecast.prediction.prediction import Prediction
 from tunecast.prediction.verdict import Room
 from tunecast.records import NamedTuple, dataclass
@@ -99,7 +100,7 @@ def reading(path: Path, text: str, settings: Asked, *, known_before: bool = Fals
     """`known_before`: it was recognised when it could be read, so what keeps it from being read now is told."""
     if path.suffix.lower() not in ENDINGS or path.name == "config.json" or len(text) > MOST_FILE_BYTES:
         return Reading(NOTHING)
-    comment = Comment(0) if path.suffix.lower() in (".json", ".ipynb") else comment_of(text)
+    comment = FileComment() if path.suffix.lower() in (".json", ".ipynb") else comment_of(text)
     with unsaved(path, text):
         try:
             recipe = recipe_at(path, sure=known_before or bool(comment.line))
@@ -109,7 +110,7 @@ def reading(path: Path, text: str, settings: Asked, *, known_before: bool = Fals
             return Reading(Look(True, problems=(unreadable(error, path),)))
         if recipe is None or recipe.framework in PARTS:
             return Reading(NOTHING)
-        return _reading(path, recipe, comment, both(settings, comment.asked))
+        return _reading(path, recipe, comment, both(settings, asked_in(comment)))
 
 
 def recipe_at(path: Path, *, sure: bool) -> Recipe | None:
@@ -135,11 +136,11 @@ def unreadable(error: TunecastError, path: Path) -> FileProblem:
     return FileProblem(int(found[1]) if found else 0, error.field or "", ERROR, plain, "unreadable")
 
 
-def _reading(path: Path, recipe: Recipe, comment: Comment, asked: Asked) -> Reading:
+def _reading(path: Path, recipe: Recipe, comment: FileComment, asked: Asked) -> Reading:
     file = str(path)
     places = {field: (place.line, place.key) for field, place in recipe.places.items() if place.file == file}
-    overrides = _overrides(recipe, comment.asked, asked)
-    problems = [FileProblem(comment.line, "", WARNING, told, "comment") for told in comment.problems]
+    overrides = _overrides(recipe, asked_in(comment), asked)
+    problems = [FileProblem(each.line, "", WARNING, each.message, "comment") for each in comment.problems]
     missing = {}
     for each in recipe.not_understood:
         here = each.file == file
@@ -189,14 +190,14 @@ def _overrides(recipe: Recipe, comment: Asked, asked: Asked) -> dict[str, object
 
 
 def refused(
-    message: str, field: str | None, code: str, file: str, places: Mapping[str, tuple[int, str]], comment: Comment
+    message: str, field: str | None, code: str, file: str, places: Mapping[str, tuple[int, str]], comment: FileComment
 ) -> list[FileProblem]:
     """Each line of a refusal where it belongs."""
     return [_placed(line, field, code, file, places, comment) for line in message.split("\n") if line.strip(" :")]
 
 
 def _placed(
-    told: str, field: str | None, code: str, file: str, places: Mapping[str, tuple[int, str]], comment: Comment
+    told: str, field: str | None, code: str, file: str, places: Mapping[str, tuple[int, str]], comment: FileComment
 ) -> FileProblem:
     at = re.match(rf"{re.escape(file)}(?::(\d+) (\S+?))?: ", told)
     line, key = (int(at[1]), at[2]) if at and at[1] else (0, "")
@@ -205,7 +206,7 @@ def _placed(
     own = named[1] if named and named[1] in all_knobs() else field or ""
     if not line and own in places:
         line, key = places[own]
-    if not line and comment.line and own in card_fields(comment.asked):
+    if not line and comment.line and own in card_fields(asked_in(comment)):
         line = comment.line
     return FileProblem(line, key, ERROR, plain, code)
 

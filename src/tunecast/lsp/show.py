@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from tunecast.lsp.asked import COMMENT
+from tunecast.job.comment import COMMENT
 from tunecast.lsp.positions import Position, Span, Text, key_path
 from tunecast.lsp.scripts import calls
 from tunecast.lsp.watched import Row, Traced, Watched

@@ -15,15 +15,12 @@ from tunecast.hardware.catalog import gpus
 from tunecast.job.foreign import MEANINGS, called
 from tunecast.job.job import all_knobs
 from tunecast.job.readers.bounds import unsaved
-from tunecast.job.recipes import FRAMEWORKS, keys_looked_at, load_framework
+from tunecast.job.recipes import FRAMEWORKS, SPELL_AS_ARGUMENTS, keys_looked_at, load_framework
 from tunecast.job.recipes.recipe import Recipe
 from tunecast.job.registry import bundled_models, bundled_names
 from tunecast.lsp.reading import OWN, recipe_at
 from tunecast.records import NamedTuple, dataclass
 from tunecast.result import Result
-
-SPELLS_ALIKE = (OWN, "axolotl", "llama-factory", "ms-swift", "trl", "transformers", "unsloth")
-"""Frameworks whose values are those of transformers' own arguments, as the job's are."""
 
 
 class Writable(NamedTuple):
@@ -74,7 +71,7 @@ def _writable(recipe: Recipe, name: str, fields: Mapping[str, str]) -> Writable:
         return Writable(name, help, tuple(models(recipe)))
     if field == "hardware.gpu":
         return Writable(name, help, tuple(cards()))
-    if recipe.framework not in SPELLS_ALIKE:
+    if recipe.framework not in (OWN, *SPELL_AS_ARGUMENTS):
         return Writable(name, help, ())
     if knob is not None and knob.kind == "bool":
         return Writable(name, help, ("true", "false"))

@@ -73,6 +73,8 @@ FRAMEWORKS: tuple[str, ...] = (
     "trl",
     "training_arguments",
 )
+SPELL_AS_ARGUMENTS = ("axolotl", "llama-factory", "ms-swift", "trl", "transformers", "unsloth")
+"""Frameworks whose values are those of transformers' own arguments, as a job's are."""
 """Files of frameworks/, in the order they are asked: what others could take for theirs comes first."""
 PARTS: tuple[str, ...] = (
     "accelerate",

@@ -18,9 +18,10 @@ from pygls.lsp.server import LanguageServer
 from pygls.uris import from_fs_path, to_fs_path
 
 from tunecast import __version__
+from tunecast.job.comment import comment_of
 from tunecast.lsp import completing, show
 from tunecast.lsp.answerer import Answerer, NotAnswered
-from tunecast.lsp.asked import EditorSettings, both, card_flags, comment_of, settings_of
+from tunecast.lsp.asked import EditorSettings, asked_in, both, card_flags, settings_of
 from tunecast.lsp.positions import Position, Span
 from tunecast.lsp.scripts import trace_text, traced_lines
 from tunecast.lsp.tracing import trace_words, traced
@@ -420,7 +421,7 @@ async def trace(ls: Server, uri: str, file: Watched) -> dict[str, Any]:
         raise NotAnswered("only Python scripts are traced; of other files: plan or fit", expected=True)
     if saved_text(path) != text.text:
         raise NotAnswered("the file has changes that are not saved. To fix: save it, and trace again", expected=True)
-    flags = card_flags(both(file.asked, comment_of(text.text).asked)._replace(gpus=None))
+    flags = card_flags(both(file.asked, asked_in(comment_of(text.text)))._replace(gpus=None))
     async with progress_of(ls, f"tracing {path.name}") as passed:
         found = await traced(path, flags, passed)
     told = trace_text(found, path.name)

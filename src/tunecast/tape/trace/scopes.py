@@ -37,7 +37,7 @@ NO_SEQUENCE = 2**63
 
 
 def in_backward() -> bool:
-    """Whether this thread is at work on a backward pass, its own or as one of the engine's; what others do is theirs."""
+    """Whether this thread is at work on a backward pass, its own or as one of the engine's."""
     return bool(torch._C._current_graph_task_id() != -1)
 
 
