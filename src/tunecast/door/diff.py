@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
@@ -17,7 +17,6 @@ from tunecast.door import revisions
 from tunecast.door.revisions import ChangedPath, States
 from tunecast.job.recipes import ENDINGS, SCRIPTS
 from tunecast.planning.file_changes import FieldChange, FileChange, FileChanges, FileState, PlannedRun
-from tunecast.records import NamedTuple
 
 MOST_FILES = 60
 """Looked at in full; the others are counted."""
@@ -27,17 +26,6 @@ MOST_S = 3600.0
 """Waited for all of them."""
 MOST_ANSWER_BYTES = 2**20
 NAMES_ANOTHER = "names a changed file"
-
-
-class DiffOptions(NamedTuple):
-    """Of every file."""
-
-    gpu: str | None
-    gpus: int | None
-    plan: bool
-    within: str | float | None
-    eu: bool
-    quick: bool
 
 
 def diff(
@@ -62,7 +50,7 @@ def diff(
     """
     states = revisions.states_of(base, staged=staged)
     changed = revisions.changed_paths(states, paths)
-    asked = DiffOptions(gpu, gpus, plan, within, eu, quick)
+    asked = {"gpu": gpu, "gpus": gpus, "plan": plan, "within": within, "eu": eu, "quick": quick}
     if not any(name is not None and is_candidate(name) for each in changed for name in each):
         return FileChanges(states.base_words, states.head_words, (), 0)
     with TemporaryDirectory(prefix="tunecast-") as folder:
@@ -75,14 +63,14 @@ def is_candidate(name: str) -> bool:
 
 
 def _file_changes(
-    states: States, changed: Iterable[ChangedPath], asked: DiffOptions, folder: Path
+    states: States, changed: Iterable[ChangedPath], asked: Mapping[str, Any], folder: Path
 ) -> tuple[list[FileChange], int]:
     before, after = folder / "before", folder / "after"
     (folder / "nowhere").mkdir()
     changed = list(changed)
     revisions.write_states(states, [name for each in changed for name in each if name is not None], before, after)
     questions = [
-        {"folder": str(folder), "old": each.old, "new": each.new, "kind": kind, **asked._asdict()}
+        {"folder": str(folder), "old": each.old, "new": each.new, "kind": kind, **asked}
         for each, kind in (*((each, kind_of(each)) for each in changed), *_naming(changed, after))
         if may_train(each, before, after)
     ]
