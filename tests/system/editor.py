@@ -1,7 +1,7 @@
 """Whether the language server lives through random edits: 100,000 of them while it answers, memory flat, no fault.
 
-    python tests/system/editor.py [--edits 100000] [--seed N]     type, paste, delete and undo at random
-    python tests/system/editor.py --out FILE                      also write the result, dated
+./dev system editor [--edits 100000] [--seed N]   type, paste, delete and undo at random
+./dev system editor --out FILE                    also write the result, dated (committed: results/editor.json)
 
 Files of five kinds are open in one `tunecast lsp`. Edits come in bursts of 1 to 100, as from a fast typist or a script,
 each sent whole. A burst begins with the file as it was where a die says so (two of three), and half of those change
@@ -327,7 +327,7 @@ def result_of(
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="editor.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="./dev system editor", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--edits", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=16)

@@ -5,11 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import sys
 from datetime import date
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from vscode.__main__ import sources
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "tests" / "system" / "results"
@@ -70,6 +75,19 @@ def test_the_page_was_walked_as_it_is_now() -> None:
     result, sources = result_of("page"), ROOT / "src" / "tunecast" / "web" / "static" / "sources.sha256"
     assert result["inputs"]["sources"] == hashlib.sha256(sources.read_bytes()).hexdigest()
     assert len(result["passed"]) == result["inputs"]["journeys"] >= 15
+
+
+def test_the_extension_was_used_as_it_is_now() -> None:
+    result = result_of("vscode")
+    assert result["inputs"]["sources"] == sources()
+    assert len(result["passed"]) == result["inputs"]["journeys"] >= 8
+
+
+def test_files_were_edited_a_hundred_thousand_times_while_memory_stayed_flat() -> None:
+    result = result_of("editor")
+    assert result["inputs"]["edits"] >= 100_000
+    server, worker = result["memory_mib"]["server"], result["memory_mib"]["worker"]
+    assert server[-1] <= 1.05 * server[0] and worker[-1] <= 1.1 * worker[len(worker) // 2]
 
 
 def test_long_tests_are_there() -> None:
