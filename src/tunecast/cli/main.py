@@ -137,7 +137,7 @@ def help_text() -> str:
         lines += ["", f"  {name:<{width}}  {command.summary}", f"  {'':<{width}}  $ {command.example}"]
     lines += [
         "",
-        "  tunecast COMMAND --help       what it is mostly told; --help-all: everything, with defaults",
+        "  tunecast COMMAND --help       the usual options; --help-all: every option, with its default",
         "  tunecast --version            the version",
         "",
         "Exit codes: 0 done and it fits, 1 internal error, 2 wrong usage, 3 it does not fit or nothing satisfies what",
