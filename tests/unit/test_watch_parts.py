@@ -223,7 +223,7 @@ def live(step_s: float = 1.6, device: float = 18, *, data: float = 0.0, **more: 
 
 def test_one_line_compares() -> None:
     assert line(live()) == (
-        "step 100 of 1,000; 1.60 s a step (predicted 1.60 s); 18.00 GiB (predicted 18.00 GiB); 24 min left, $1.00 more"
+        "step 100 of 1,000; 1.60 s per step (predicted 1.60 s); 18.00 GiB (predicted 18.00 GiB); 24 min left, $1.00 more"
     )
     assert line(Live({}, {}, {}, 75.0)) == "runs for 1 min"
     assert not warnings(live())
@@ -241,7 +241,7 @@ def test_one_line_compares() -> None:
         (live(2.0, busy_fraction=0.5), "slower", "idle 50% of the time and does not wait for data: the host is slow"),
         (live(2.0, busy_fraction=0.99, power_w=200, power_limit_w=700, cards=8), "slower", "a slow link"),
         (live(2.0, busy_fraction=0.99, power_w=650, power_limit_w=700, cards=8), "slower", "cause is not seen here"),
-        (live(1.0), "faster", "1.00 s a step, predicted 1.40 s to 1.80 s"),
+        (live(1.0), "faster", "1.00 s per step, predicted 1.40 s to 1.80 s"),
         (live(device=21), "memory", "more memory than predicted: 21.00 GiB, predicted 17.00 GiB to 19.00 GiB"),
         (
             Live(

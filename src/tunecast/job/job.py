@@ -173,7 +173,7 @@ class Job(Section):
     grad_accum: int = field(
         1,
         transformers("TrainingArguments.gradient_accumulation_steps"),
-        "micro-batches a step",
+        "micro-batches per step",
         within=(1, 100_000),
         aka="gradient_accumulation_steps gradient_accumulation grad_accum_steps accum",
     )

@@ -52,7 +52,7 @@ class Live(NamedTuple):
 
 
 def line(live: Live) -> str:
-    """`step 120 of 1,000: 1.52 s a step (predicted 1.60); 18.2 GiB (predicted 18.4); 22 min left, $0.31`."""
+    """`step 120 of 1,000: 1.52 s per step (predicted 1.60); 18.2 GiB (predicted 18.4); 22 min left, $0.31`."""
     step, of = live.inside.get("step") or 0, live.inside.get("of") or 0
     parts = []
     if not live.inside:
@@ -64,7 +64,7 @@ def line(live: Live) -> str:
         doing = f", {phase}" if phase in ("evaluation", "save") else ""
         parts.append(f"step {step:,}{f' of {of:,}' if of > 0 else ''}{doing}")
     if live.step_s is not None:
-        parts.append(f"{seconds(live.step_s)} a step{_predicted(live.predicted.get('step_s'), seconds)}")
+        parts.append(f"{seconds(live.step_s)} per step{_predicted(live.predicted.get('step_s'), seconds)}")
     if live.device_bytes is not None:
         parts.append(f"{size(live.device_bytes)}{_predicted(live.predicted.get('device_bytes'), size)}")
     left = live.left_s
@@ -87,7 +87,7 @@ def warnings(live: Live) -> dict[str, str]:
     low, high = live.predicted.get("low_s"), live.predicted.get("high_s")
     timed = (live.inside.get("time") or {}).get("steps") or 0
     if live.step_s is not None and timed >= LEAST_STEPS and low is not None and high is not None:
-        told = f"{seconds(live.step_s)} a step, predicted {seconds(low)} to {seconds(high)}"
+        told = f"{seconds(live.step_s)} per step, predicted {seconds(low)} to {seconds(high)}"
         if live.step_s > high:
             found["slower"] = f"slower than predicted: {told}. {cause(live)}"
         elif live.step_s < low:
