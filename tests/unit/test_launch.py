@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import shlex
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from tunecast.launching.referee import differences
 from tunecast.launching.rendering import Rendering
 
 pytestmark = pytest.mark.whole
+TRAINING = {"trl": "sft.yaml", "axolotl": "axolotl.yaml"}
 
 
 def job_of(**fields: Any) -> Job:
@@ -72,6 +74,28 @@ def test_settings_of_a_qlora_job() -> None:
         "save_strategy": "steps",
         "save_steps": 500,
     }
+
+
+@pytest.mark.parametrize(
+    ("stack", "run", "said"),
+    [
+        ("axolotl", {"saves_per_epoch": 1}, {"saves_per_epoch": 1}),
+        ("axolotl", {"saves_per_epoch": 1.5}, {"save_steps": 1 / 4.5}),
+        ("axolotl", {"saves_per_epoch": 2, "max_steps": 100}, {"save_steps": 17}),
+        ("trl", {"saves_per_epoch": 1.5}, {"save_steps": 1 / 4.5}),
+        ("trl", {"saves_per_epoch": 2, "max_steps": 100}, {"save_steps": 17}),
+    ],
+)
+def test_checkpoints_an_epoch_are_said_in_the_trainers_words(
+    stack: str, run: Mapping[str, float], said: Mapping[str, float]
+) -> None:
+    told = values(rendered(job_of(method="lora", stack=stack, run={"save_strategy": "steps", **run})), TRAINING[stack])
+    assert {name: told[name] for name in ("save_steps", "saves_per_epoch") if name in told} == said
+
+
+def test_less_than_one_checkpoint_in_a_run_is_refused() -> None:
+    with pytest.raises(Unsupported, match=r"saves_per_epoch: got 0\.3, not one between"):
+        rendered(job_of(run={"saves_per_epoch": 0.3}))
 
 
 @pytest.mark.parametrize(

@@ -106,6 +106,8 @@ def _comparable(name: str, value: Any) -> Any:
         return sorted(each for each in value if each not in INSTALLED)
     if name == "run.eval_steps" and value is None:
         return 500
+    if name.endswith("s_per_epoch") and value is not None:
+        return f"{value:.9g}"  # told as a share of the run, of which it is worked out again
     return sorted(value) if isinstance(value, tuple) else value
 
 

@@ -38,7 +38,7 @@ from tunecast.job.stacks import DEFAULT_STACK, SFT_STACK, stack_of, stacks_where
 from tunecast.launching.pins import container_text, requirements_text
 from tunecast.launching.programs.accelerate import START_SHARE, zero_defaults
 from tunecast.launching.programs.own import own_program
-from tunecast.launching.programs.settings import machines_of, places_of
+from tunecast.launching.programs.settings import machines_of, places_of, with_counted_steps
 from tunecast.launching.referee import differences, read_back, require_equal, require_same
 from tunecast.launching.rendering import (
     CHECKPOINT,
@@ -106,7 +106,7 @@ def _with(job: Job, values: Mapping[str, Any]) -> Job:
 
 def _filled(job: Job) -> Job:
     """With what stack and model decide; its data as they were said."""
-    return replace(fill_in_of(job, resolve_model(job.model)), data=job.data)
+    return with_counted_steps(replace(fill_in_of(job, resolve_model(job.model)), data=job.data))
 
 
 def program_of(

@@ -29,7 +29,7 @@ from tunecast.launching.programs.accelerate import (
     plain_text,
 )
 from tunecast.launching.programs.columns import Columns, columns_of
-from tunecast.launching.programs.settings import Machines, Places, environment_of, whole
+from tunecast.launching.programs.settings import Machines, Places, environment_of, share_of_run, whole
 from tunecast.launching.rendering import CHECKPOINT, FIRST_STEPS, OUTPUT, Command, TrainingProgram
 from tunecast.launching.texts import yaml_text
 
@@ -200,7 +200,7 @@ def between_steps(job: Job) -> dict[str, Any]:
     run = job.run
     values: dict[str, Any] = {"save_strategy": run.save_strategy}
     if run.save_strategy == "steps":
-        values = {"save_steps": run.save_steps}
+        values = _rhythm(job, "save", run.save_steps, run.saves_per_epoch)
     if run.save_total_limit is not None:
         values["save_total_limit"] = run.save_total_limit
     if run.save_only_model:
@@ -211,10 +211,21 @@ def between_steps(job: Job) -> dict[str, Any]:
         raise UsageError.at(
             "data.held_back", "evaluations need data: say how much of data.path is held back, such as 0.05"
         )
+    if run.eval_strategy == "epoch":
+        values["eval_strategy"] = "epoch"
+    elif run.eval_strategy == "steps":
+        values |= _rhythm(job, "eval", run.eval_steps or 500, run.evals_per_epoch)
     if run.eval_strategy != "no":
-        rhythm = {"eval_steps": run.eval_steps or 500} if run.eval_strategy == "steps" else {"eval_strategy": "epoch"}
-        values |= {**rhythm, "eval_batch_size": run.eval_batch}
+        values["eval_batch_size"] = run.eval_batch
     return values
+
+
+def _rhythm(job: Job, what: str, steps: int, per_epoch: float | None) -> dict[str, Any]:
+    """Whole numbers an epoch have a key of their own (axolotl/utils/config/__init__.py, `normalize_config`)."""
+    if per_epoch is None:
+        return {f"{what}_steps": steps}
+    share = share_of_run(job, f"run.{what}s_per_epoch", per_epoch)
+    return {f"{what}s_per_epoch": whole(per_epoch)} if per_epoch.is_integer() else {f"{what}_steps": share}
 
 
 def sharing(job: Job) -> dict[str, Any]:

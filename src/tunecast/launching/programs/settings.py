@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from tunecast.errors import UsageError
+from tunecast.errors import Unsupported, UsageError
 from tunecast.job.job import Job
 from tunecast.job.kernels import LIGER_PARTS
 from tunecast.job.registry import bundled_models, bundled_name, hub_ids
 from tunecast.launching.rendering import DATA, Command, Placeholder
-from tunecast.records import NamedTuple
+from tunecast.prediction.data.batches import steps_between_evaluations, steps_between_saves
+from tunecast.records import NamedTuple, replace
 
 ALLOCATOR = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
 """The name that every release of torch reads (c10/core/AllocatorConfig.h: PYTORCH_ALLOC_CONF is another, since 2.9)."""
@@ -103,6 +104,27 @@ def environment_of(job: Job) -> dict[str, str]:
 def whole(value: float) -> int | float:
     """16 of 16.0: trainers declare whole numbers."""
     return int(value) if float(value).is_integer() else value
+
+
+def with_counted_steps(job: Job) -> Job:
+    """So many checkpoints or evaluations an epoch, as steps between two, where the run's steps are given."""
+    run, steps = job.run, job.run.max_steps
+    if steps is None:
+        return job
+    if run.saves_per_epoch is not None:
+        run = replace(run, saves_per_epoch=None, save_steps=steps_between_saves(job, steps))
+    if run.evals_per_epoch is not None:
+        run = replace(run, evals_per_epoch=None, eval_steps=steps_between_evaluations(job, steps))
+    return job if run is job.run else replace(job, run=run)
+
+
+def share_of_run(job: Job, field: str, per_epoch: float) -> float:
+    """What lies between two of so many an epoch, as transformers' `save_steps` and `eval_steps` take it
+    (transformers/trainer_callback.py, `TrainerState.compute_steps`)."""
+    times = per_epoch * job.data.epochs
+    if times <= 1:
+        raise Unsupported.at(field, f"got {per_epoch:g}, not one between the first step and the last; nearest: null")
+    return 1 / times
 
 
 def liger_config(job: Job) -> dict[str, bool] | None:

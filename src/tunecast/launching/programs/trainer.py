@@ -11,7 +11,7 @@ from tunecast.errors import Unsupported
 from tunecast.job.job import Job
 from tunecast.job.optimizers import DEFAULT_OPTIMIZER, OF_TRANSFORMERS
 from tunecast.job.releases import RELEASES, minor
-from tunecast.launching.programs.settings import liger_config, whole
+from tunecast.launching.programs.settings import liger_config, share_of_run, whole
 from tunecast.launching.rendering import OUTPUT
 
 STRATEGY_SINCE = (5, 0)
@@ -81,9 +81,13 @@ def _between_steps(job: Job) -> dict[str, Any]:
         values["per_device_eval_batch_size"] = run.eval_batch
     if run.eval_strategy == "steps":
         values["eval_steps"] = 500 if run.eval_steps is None else run.eval_steps
+        if run.evals_per_epoch is not None:
+            values["eval_steps"] = share_of_run(job, "run.evals_per_epoch", run.evals_per_epoch)
     values["save_strategy"] = run.save_strategy
     if run.save_strategy == "steps":
         values["save_steps"] = run.save_steps
+        if run.saves_per_epoch is not None:
+            values["save_steps"] = share_of_run(job, "run.saves_per_epoch", run.saves_per_epoch)
     if run.save_total_limit is not None:
         values["save_total_limit"] = run.save_total_limit
     if run.save_only_model:
