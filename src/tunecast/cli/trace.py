@@ -13,6 +13,7 @@ from tunecast.cli.files import require_writable, write_asked
 from tunecast.cli.pages import provenance
 from tunecast.cli.terminal import Progress, terminal_of
 from tunecast.door.trace import DEFAULT_GPU, ScriptTrace, trace
+from tunecast.door.script_words import NO_TIME
 from tunecast.errors import DoesNotFit, NotResolved, UsageError, printable_lines
 from tunecast.hardware.spec import card_name
 from tunecast.prediction.evidence import evidence_for
@@ -184,13 +185,21 @@ def each_card(found: ScriptTrace) -> list[str]:
         for card, held in found.on_cards.items()
     ]
     shown = next(card for card, held in found.on_cards.items() if held is found.on_card)
-    return [*told, f"all that follows is of cuda:{shown}, the fullest of {len(told)} cards in one process"]
+    fullest = f"all that follows is of cuda:{shown}, the fullest of {len(told)} cards in one process"
+    return [*told, fullest, NO_TIME]
+
+
+def of_links(told: str) -> str:
+    """Without the fields of a job that would change it: a script has none."""
+    return "; ".join(part for part in told.split("; ") if "hardware." not in part)
 
 
 def sections_of(found: ScriptTrace, *, details: bool) -> Sections:
     held = found.on_card
     named = [] if found.gpu_given else [f"no --gpu was given: {card_name(held.gpu.name)} is taken"]
-    links = [] if held.cluster is None else [f"links: {told}" for told in held.cluster.assumptions]
+    if len(found.on_cards) > 1 and found.tracer.gpus is None:
+        named.append(f"no --gpus was given: the script uses {len(found.on_cards)} cards, so as many are taken")
+    links = [] if held.cluster is None else [f"links: {of_links(told)}" for told in held.cluster.assumptions]
     evidence = evidence_for(held.gpu.name, held.stack, None, held.cluster is not None)
     room = held.room.in_need(found.smallest_capacity_bytes)
     return Sections(

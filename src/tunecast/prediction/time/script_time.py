@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from tunecast.hardware.spec import Gpu
 from tunecast.job.sections import DOWNLOAD_BYTES_PER_S
 from tunecast.prediction.price import op_seconds
+from tunecast.prediction.price.attention import is_attention
 from tunecast.prediction.price.host import DEFAULT_HOST
 from tunecast.prediction.time.ranges import band_of, kind_of, within
 from tunecast.prediction.time.reasons import parts_told
@@ -225,7 +226,8 @@ def new_lengths_of(tape: Tape) -> SecondsRange:
 
 
 def is_planned(op: Op) -> bool:
-    return "cudnn" in op.name and "backward" not in op.name
+    """Attention, not cuDNN's recurrent layers and convolutions."""
+    return is_attention(op.name) and "cudnn" in op.name and "backward" not in op.name
 
 
 def planned_lengths(tape: Tape, *, with_history: bool) -> set[int]:
