@@ -22,6 +22,15 @@ def reasons(*after_the_skipped_call: Alloc | Free) -> list[str]:
     return list(parts.reasons)
 
 
+def test_steps_count_from_0_as_in_every_report() -> None:
+    """A call that was traced with one size shows nothing of another."""
+    calls = (Unit("call", 0, 1, 3, True, (8,)), Unit("call", 0, 3, 3, False, (16,)))
+    parts = Parts(Tape((Begin(Phase.FORWARD, 0), *own_work(0)), units=calls))
+    parts.learn()
+    parts.choose()
+    assert list(parts.reasons) == ["what a call of the model does in step 0 is not shown by those that were traced"]
+
+
 def test_what_the_script_does_behind_a_skipped_call_is_what_it_does_behind_a_traced_one() -> None:
     assert reasons(*own_work(2)) == []
 

@@ -12,8 +12,8 @@ from tunecast.cli.arguments import Parser, add_output_flags, add_tracing_flags, 
 from tunecast.cli.files import require_writable, write_asked
 from tunecast.cli.pages import provenance
 from tunecast.cli.terminal import Progress, terminal_of
-from tunecast.door.trace import DEFAULT_GPU, ScriptTrace, trace
 from tunecast.door.script_words import NO_TIME
+from tunecast.door.trace import DEFAULT_GPU, ScriptTrace, trace
 from tunecast.errors import DoesNotFit, NotResolved, UsageError, printable_lines
 from tunecast.hardware.spec import card_name
 from tunecast.prediction.evidence import evidence_for
