@@ -28,10 +28,10 @@ from tunecast.units import GIB, gib
 
 USAGE = "tunecast trace [options] -- train.py ARGS..."
 DESCRIPTION = """\
-The GPU memory of your own training script: it is run to its end on tensors without contents, and every allocation is
-recorded with the line that made it; steps like others already traced are replayed. Needs no GPU, no weights and no
-network, and writes nothing into your folders. torch 2.8 or newer; plain loops, Trainer, TRL, accelerate, DeepSpeed,
-Lightning Fabric. Launchers and shell scripts after -- are read, not run."""
+The GPU memory and time of your own training script: it is run to its end on tensors without contents, and every
+allocation is recorded with the line that made it; steps like others already traced are replayed. Needs no GPU, no
+weights and no network, and writes nothing into your folders. torch 2.8 or newer; plain loops, Trainer, TRL, accelerate,
+DeepSpeed, Lightning. Launchers and shell scripts after -- are read, not run."""
 EPILOG = """\
 examples:
   tunecast trace -- train.py --epochs 3
