@@ -8,7 +8,7 @@ from collections.abc import Callable
 from tunecast.door.filters import flags_of
 from tunecast.door.plan import Found, Planner, PlanOptions
 from tunecast.door.trace import ScriptTrace
-from tunecast.errors import TunecastError, UsageError
+from tunecast.errors import NotResolved, TunecastError, UsageError
 from tunecast.hardware.cluster import Cluster
 from tunecast.hardware.spec import Gpu
 from tunecast.market.filters import Filters
@@ -57,7 +57,12 @@ class ScriptPlanner(Planner):
 
 
 def require_length(found: ScriptTrace) -> ScriptTrace:
-    """The trace with a number of steps: what the script or the user says, else one epoch of its data."""
+    """The trace with a number of steps: what the script or the user says, else one epoch of its data.
+
+    Of a script that failed or never trained nothing is planned.
+    """
+    if found.stop is not None:
+        raise NotResolved(found.stop, field="script")
     told = found.time
     if told is None:
         why = "; ".join(found.timing.warnings) or "it took no whole optimizer step"
