@@ -13,6 +13,7 @@ from tunecast.door import trace
 from tunecast.errors import UsageError
 from tunecast.hardware.catalog import gpu
 from tunecast.tape.card import Card
+from tunecast.tape.cards import STREAMS_PER_CARD
 from tunecast.tape.op import Alloc, Begin, Event, Op, Phase, Role, Tape
 from tunecast.tape.trace.facts import ScriptFacts
 from tunecast.tape.trace.request import Answer
@@ -180,3 +181,13 @@ def test_a_script_that_is_not_resolved_is_refused(
 def test_what_does_not_fit_before_it_fails_does_not_fit(tracer: Tracer, capsys: pytest.CaptureFixture[str]) -> None:
     tracer.gibibytes, tracer.error = 200.0, "ValueError: no"
     assert cli.main(("fit", "--gpu", "h200", "--", "train.py")) == 3, capsys.readouterr().err
+
+
+def test_of_several_cards_in_one_process_no_time_is_known(
+    tracer: Tracer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = tape(1.0, "float32")
+    both = Tape((*made.events, Alloc(1, GIB, Role.WEIGHTS, "", STREAMS_PER_CARD)), versions=made.versions)
+    monkeypatch.setattr(trace, "trace_script", lambda *args, **how: (both, Answer(steps=3, facts=tracer.facts)))
+    assert cli.main(("plan", "--as-of", DAY, "--", "train.py")) == 2
+    assert "no time is predicted for several cards in one process" in capsys.readouterr().err

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from tunecast.door.filters import flags_of
 from tunecast.door.plan import Found, Planner, PlanOptions
+from tunecast.door.script_words import NO_TIME
 from tunecast.door.trace import ScriptTrace
 from tunecast.errors import NotResolved, TunecastError, UsageError
 from tunecast.hardware.cluster import Cluster
@@ -65,7 +66,8 @@ def require_length(found: ScriptTrace) -> ScriptTrace:
         raise NotResolved(found.stop, field="script")
     told = found.time
     if told is None:
-        why = "; ".join(found.timing.warnings) or "it took no whole optimizer step"
+        missing = NO_TIME if len(found.on_cards) > 1 else "it took no whole optimizer step"
+        why = "; ".join(found.timing.warnings) or missing
         raise UsageError(f"the time of the script is not known: {why}", field="script")
     if told.total_s is not None:
         return found
