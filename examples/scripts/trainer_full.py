@@ -3,7 +3,7 @@
 Self-contained and offline: a Llama of the size of Llama-3.2-1B with random weights, synthetic data.
 
     python trainer_full.py --steps 12                     train, and print the memory it took
-    tunecast trace --steps 12 -- trainer_full.py          the same figures before the job starts, without a GPU
+    tunecast trace -- trainer_full.py --steps 12          the same figures before the job starts, without a GPU
 """
 
 from __future__ import annotations

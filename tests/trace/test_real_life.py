@@ -140,6 +140,7 @@ def test_deepspeed_trains_with_its_own_optimizer(folder: Path) -> None:
     (folder / "train.py").write_text(DEEPSPEED)
     found = trace(["deepspeed", "--num_gpus", "2", "train.py"], steps=0, python=sys.executable)
     assert (found.answer.error, found.answer.steps) == (None, 2)
+    assert not found.answer.untraced, "where its partitions begin is asked by DeepSpeed itself, and by no C code"
     # 1024 x 1024 parameters, of whose two states in fp32 each of two ranks keeps half
     assert found.figures.breakdown_bytes["optimizer"] == 2 * 1024 * 1024 * 4 // 2
     with pytest.raises(NotResolved, match=r"tunecast trace -- deepspeed --num_gpus N train\.py"):

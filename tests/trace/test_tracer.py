@@ -106,6 +106,25 @@ with tracing(Card()) as recorder:
         return [e.stream for e in tape.events if isinstance(e, Alloc)][-2:]
 
     @program
+    def a_thread_that_looks_while_another_computes():
+        """In the middle of an operation, where a fake tensor is on no device: its own thread asks, and another."""
+        import threading
+        from torch._subclasses.fake_tensor import FakeTensor, in_kernel_invocation_manager
+        x, run, seen = torch.ones(4, device="cuda"), recorder.run_fake, []
+        def look():
+            seen.append(recorder.__torch_dispatch__(torch.ops.prim.device.default, (FakeTensor,), (x,)).type)
+        def and_look(func, args, kwargs):
+            with in_kernel_invocation_manager(x.fake_mode):
+                look()
+                thread = threading.Thread(target=look)
+                thread.start(); thread.join()
+            return run(func, args, kwargs)
+        recorder.run_fake = and_look
+        x.sin()
+        recorder.run_fake = run
+        return seen
+
+    @program
     def a_large_model_takes_no_host_memory():
         import resource
         weights = [torch.empty(20_000, 20_000, device="cpu") for _ in range(100)]
@@ -173,6 +192,11 @@ def test_torch_cuda_answers_as_the_card_would(answers: dict[str, Any]) -> None:
 def test_streams_have_their_own_pools(answers: dict[str, Any]) -> None:
     side, default = answers["side_streams"]["result"]
     assert side != 0 and default == 0
+
+
+def test_the_state_of_an_operation_is_that_of_its_own_thread(answers: dict[str, Any]) -> None:
+    """The engine has a thread for each card: two of them at work ended four of six traces of nn.DataParallel."""
+    assert answers["a_thread_that_looks_while_another_computes"]["result"] == ["meta", "cuda"]
 
 
 def test_160_gb_of_weights_on_the_host_cost_nothing(answers: dict[str, Any]) -> None:

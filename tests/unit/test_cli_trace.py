@@ -313,6 +313,9 @@ def test_cards_of_one_process_are_told_apart(
     text = shell("--gpus", "2", "--", "train.py")[1]
     assert text.startswith("train.py on 2 x H200 SXM 141 GB: fits, ")
     assert "cuda:0 fits: 130.00 MiB in use at its peak" in text and "all that follows is of cuda:1" in text
+    assert "no time is predicted for several cards in one process" in text and "--gpus" not in text
+    unasked = shell("--", "train.py")[1]
+    assert "no --gpus was given: the script uses 2 cards, so as many are taken" in unasked
     code, out, _ = shell("--gpus", "2", "--capacity", "0.3", "--json", "--", "train.py")
     assert (code, [card["fits"] for card in json.loads(out)["trace"]["cards"]]) == (3, [True, False])
 
@@ -326,6 +329,12 @@ def test_one_card_a_process_or_several_cards_in_one(shell: Any, asked: dict[str,
 def test_ranks_are_told(shell: Any) -> None:
     _, out, _ = shell("--json", "--nproc-per-node", "8", "--nnodes", "2", "--", "train.py")
     assert "rank 0 of 16 processes, 8 on each machine" in json.loads(out)["assumptions"]
+
+
+def test_links_are_told_without_the_fields_that_only_a_job_has(shell: Any) -> None:
+    text = " ".join(shell("--gpu", "rtx-4090", "--nproc-per-node", "2", "--nnodes", "2", "--", "train.py")[1].split())
+    assert "links: RTX 4090s exchange data through host memory" in text and "links: between machines" in text
+    assert "hardware." not in text
 
 
 @pytest.mark.parametrize(

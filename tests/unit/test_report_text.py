@@ -24,7 +24,7 @@ from tunecast.report.draw.figures import (
     tail,
     top,
 )
-from tunecast.report.draw.text import DEFAULT, Terminal
+from tunecast.report.draw.text import DEFAULT, Terminal, when
 from tunecast.report.run.answer import NOTHING, Sections, answer_text, details_text
 from tunecast.report.run.memory import composition, figures_text, memory_text, module_table, phases_text
 from tunecast.report.run.verdict import between, headline, short_line
@@ -101,6 +101,13 @@ def test_ranges_are_told_in_the_unit_of_their_middle() -> None:
     assert between(31 * GIB, 31 * GIB + 20 * MIB, 31 * GIB) == "31.00 to 31.02"
     assert between(500 * MIB, GIB, 600 * MIB) == "500 to 1024 MiB"
     assert between(2 * KIB, 3 * KIB, 2 * KIB) == "2 to 3 KiB"
+    assert between(0, 130 * MIB, 0) == "0 to 130 MiB"
+    assert between(0, 0, 0) == "0 to 0 KiB"
+
+
+def test_moments_have_names_that_can_be_read() -> None:
+    told = [when(phase, 39) for phase in ("load", "backward", "other")]
+    assert told == ["while loading", "in backward of step 39", "in other work of step 39"]
 
 
 def test_one_line_says_all_that_decides() -> None:

@@ -10,10 +10,10 @@ import pytest
 from tunecast.job import Job, job_from_dict
 from tunecast.prediction.time.reasons import host_needs, parts_told, reasons, whole_reasons
 from tunecast.prediction.time.runtime import StepTime
-from tunecast.prediction.values import Energy, HostNeeds, Time, Utilization
+from tunecast.prediction.values import CodeLine, Energy, HostNeeds, Time, Utilization
 from tunecast.report.draw.text import Terminal
 from tunecast.report.page.time import time_panel
-from tunecast.report.run.time import duration, host_words, time_text
+from tunecast.report.run.time import duration, host_words, line_rows, time_text
 
 TIME = Time(
     step_s=1.25,
@@ -52,6 +52,17 @@ def step(bound_by: str, **more: Any) -> StepTime:
 )  # fmt: skip
 def test_durations(seconds, told):
     assert duration(seconds) == told
+
+
+def test_a_line_that_is_computed_again_in_the_backward_pass_is_one_row():
+    """There nobody called it."""
+    folder = "/v/lib/site-packages/transformers"
+    lines = (CodeLine(f"train.py:9 > {folder}/a.py:4", 0.3, 0.3), CodeLine(f"{folder}/b.py:7", 0.4, 0.4),
+             CodeLine(f"{folder}/a.py:4", 0.2, 0.2))  # fmt: skip
+    assert line_rows(replace(TIME, lines=lines)) == [
+        ("0.5 s", "50 %", "transformers/a.py:4"),
+        ("0.4 s", "40 %", "transformers/b.py:7"),
+    ]
 
 
 def test_the_whole_section():

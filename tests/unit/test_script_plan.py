@@ -13,6 +13,7 @@ from tunecast.door import trace
 from tunecast.errors import UsageError
 from tunecast.hardware.catalog import gpu
 from tunecast.tape.card import Card
+from tunecast.tape.cards import STREAMS_PER_CARD
 from tunecast.tape.op import Alloc, Begin, Event, Op, Phase, Role, Tape
 from tunecast.tape.trace.facts import ScriptFacts
 from tunecast.tape.trace.request import Answer
@@ -37,11 +38,13 @@ class Tracer:
     def __init__(self) -> None:
         self.cards: list[Card] = []
         self.gibibytes, self.dtype = 20.0, "float32"
+        self.steps = 3
+        self.error: str | None = None
         self.facts = ScriptFacts(total_steps=100_000, total_steps_from="a trainer")
 
     def __call__(self, script: str, args: Any, card: Card, **how: Any) -> tuple[Tape, Answer]:
         self.cards.append(card)
-        return tape(self.gibibytes, self.dtype), Answer(steps=3, facts=self.facts)
+        return tape(self.gibibytes, self.dtype), Answer(steps=self.steps, facts=self.facts, error=self.error)
 
 
 @pytest.fixture
@@ -154,3 +157,37 @@ def test_fit_by_the_scripts_own_arguments(tracer: Tracer, capsys: pytest.Capture
     out, _ = capsys.readouterr()
     assert code == 3
     assert "the script has no argument whose name says what it changes" in out
+
+
+@pytest.mark.parametrize(
+    ("steps", "error", "why"),
+    [
+        (0, None, "the script took no optimizer step"),
+        (2, "ValueError: no", "the script failed after 2 steps: ValueError"),
+    ],
+)
+@pytest.mark.parametrize("command", ["plan", "fit"])
+def test_a_script_that_is_not_resolved_is_refused(
+    tracer: Tracer, capsys: pytest.CaptureFixture[str], command: str, steps: int, error: str | None, why: str
+) -> None:
+    """`fit` said that no change makes it fit, and ended as if it did."""
+    tracer.steps, tracer.error = steps, error
+    day = ("--as-of", DAY) if command == "plan" else ("--gpu", "h200")
+    code = cli.main((command, *day, "--", "train.py"))
+    out, err = capsys.readouterr()
+    assert (code, out) == (5, "") and why in err and len(err.splitlines()) == 1
+
+
+def test_what_does_not_fit_before_it_fails_does_not_fit(tracer: Tracer, capsys: pytest.CaptureFixture[str]) -> None:
+    tracer.gibibytes, tracer.error = 200.0, "ValueError: no"
+    assert cli.main(("fit", "--gpu", "h200", "--", "train.py")) == 3, capsys.readouterr().err
+
+
+def test_of_several_cards_in_one_process_no_time_is_known(
+    tracer: Tracer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = tape(1.0, "float32")
+    both = Tape((*made.events, Alloc(1, GIB, Role.WEIGHTS, "", STREAMS_PER_CARD)), versions=made.versions)
+    monkeypatch.setattr(trace, "trace_script", lambda *args, **how: (both, Answer(steps=3, facts=tracer.facts)))
+    assert cli.main(("plan", "--as-of", DAY, "--", "train.py")) == 2
+    assert "no time is predicted for several cards in one process" in capsys.readouterr().err

@@ -17,6 +17,7 @@ from tunecast.prediction.time.script_time import (
     ScriptClock,
     StepCount,
     code_lines,
+    new_lengths_of,
     whole_steps,
 )
 from tunecast.tape.op import Begin, Event, Op, Phase, Tape, Unit
@@ -66,6 +67,27 @@ def test_traced_steps_weigh_as_many_as_they_stand_for() -> None:
     assert timing.time is not None
     assert timing.time.step_s == pytest.approx((9 * seconds[0] + seconds[1]) / 10)
     assert timing.assumptions[-1] == REPLAYED
+
+
+def test_the_card_is_as_busy_as_the_step_says() -> None:
+    """Steps of a small kernel, for which it waits, and one of a large one: utilisation is of the same mean."""
+    whole = tape(*step(0, 500), *[Begin(Phase.FORWARD, 1), Op("aten.add", read_bytes=1), Begin(Phase.OPTIMIZER, 1),
+                                  Op("aten.add", read_bytes=1)], *step(2, 30))  # fmt: skip
+    timing = ScriptClock(whole, stands_for={0: 0, 1: 900, 2: 1}).timing(CARD)
+    assert timing.time is not None and timing.utilization is not None
+    waits = timing.time.breakdown_s["launch"] / timing.time.step_s
+    assert timing.utilization.gpu_busy_fraction == pytest.approx(1 - waits)
+
+
+def test_only_attention_is_planned_anew_for_a_length() -> None:
+    """cuDNN's recurrent layers are not: an LSTM's three steps took 1.9 s of planning."""
+    q = (8, 16, 512, 64)
+    attention, recurrent = (
+        Op(f"aten::{name}", shapes=(q, q), dtype="bfloat16")
+        for name in ("_scaled_dot_product_cudnn_attention", "_cudnn_rnn")
+    )
+    assert new_lengths_of(tape(attention)).likely_s > 0
+    assert new_lengths_of(tape(recurrent)).likely_s == 0
 
 
 def test_a_single_step_stands_for_itself() -> None:
@@ -121,10 +143,13 @@ def test_a_line_takes_its_backward_pass_too() -> None:
         return Op("aten.add", read_bytes=gigabytes * GB, dtype="bfloat16", source=source)
 
     events = [op(10, "a.py:1"), op(20, "a.py:1 (backward)"), op(15, "a.py:2"), op(5, "")]
-    first, second = code_lines([*events, *events], steps=2, gpu=CARD)
+    first, second = code_lines([events, events], [1, 1], gpu=CARD)
     assert (first.source, second.source) == ("a.py:1", "a.py:2")
     assert first.gpu_s == pytest.approx(2 * second.gpu_s, rel=0.01)
     assert (first.fraction, second.fraction) == pytest.approx((30 / 50, 15 / 50), rel=0.01)
+    once, often = code_lines([[op(10, "a.py:1")], [op(30, "a.py:2")]], [9, 1], gpu=CARD)
+    assert (once.source, once.fraction) == ("a.py:1", pytest.approx(90 / 120, rel=0.01))
+    assert once.gpu_s / often.gpu_s == pytest.approx(90 / 30, rel=0.01)
 
 
 def read(gigabytes: int) -> Op:

@@ -12,6 +12,7 @@ from tunecast.cli.arguments import Parser, add_output_flags, add_tracing_flags, 
 from tunecast.cli.files import require_writable, write_asked
 from tunecast.cli.pages import provenance
 from tunecast.cli.terminal import Progress, terminal_of
+from tunecast.door.script_words import NO_TIME
 from tunecast.door.trace import DEFAULT_GPU, ScriptTrace, trace
 from tunecast.errors import DoesNotFit, NotResolved, UsageError, printable_lines
 from tunecast.hardware.spec import card_name
@@ -27,10 +28,10 @@ from tunecast.units import GIB, gib
 
 USAGE = "tunecast trace [options] -- train.py ARGS..."
 DESCRIPTION = """\
-The GPU memory of your own training script: it is run to its end on tensors without contents, and every allocation is
-recorded with the line that made it; steps like others already traced are replayed. Needs no GPU, no weights and no
-network, and writes nothing into your folders. torch 2.8 or newer; plain loops, Trainer, TRL, accelerate, DeepSpeed,
-Lightning Fabric. Launchers and shell scripts after -- are read, not run."""
+The GPU memory and time of your own training script: it is run to its end on tensors without contents, and every
+allocation is recorded with the line that made it; steps like others already traced are replayed. Needs no GPU, no
+weights and no network, and writes nothing into your folders. torch 2.8 or newer; plain loops, Trainer, TRL, accelerate,
+DeepSpeed, Lightning. Launchers and shell scripts after -- are read, not run."""
 EPILOG = """\
 examples:
   tunecast trace -- train.py --epochs 3
@@ -184,13 +185,21 @@ def each_card(found: ScriptTrace) -> list[str]:
         for card, held in found.on_cards.items()
     ]
     shown = next(card for card, held in found.on_cards.items() if held is found.on_card)
-    return [*told, f"all that follows is of cuda:{shown}, the fullest of {len(told)} cards in one process"]
+    fullest = f"all that follows is of cuda:{shown}, the fullest of {len(told)} cards in one process"
+    return [*told, fullest, NO_TIME]
+
+
+def of_links(told: str) -> str:
+    """Without the fields of a job that would change it: a script has none."""
+    return "; ".join(part for part in told.split("; ") if "hardware." not in part)
 
 
 def sections_of(found: ScriptTrace, *, details: bool) -> Sections:
     held = found.on_card
     named = [] if found.gpu_given else [f"no --gpu was given: {card_name(held.gpu.name)} is taken"]
-    links = [] if held.cluster is None else [f"links: {told}" for told in held.cluster.assumptions]
+    if len(found.on_cards) > 1 and found.tracer.gpus is None:
+        named.append(f"no --gpus was given: the script uses {len(found.on_cards)} cards, so as many are taken")
+    links = [] if held.cluster is None else [f"links: {of_links(told)}" for told in held.cluster.assumptions]
     evidence = evidence_for(held.gpu.name, held.stack, None, held.cluster is not None)
     room = held.room.in_need(found.smallest_capacity_bytes)
     return Sections(

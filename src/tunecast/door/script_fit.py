@@ -9,7 +9,7 @@ from pathlib import Path
 from tunecast.advise.script_ladder import ALLOWED_OF_SCRIPTS, ScriptSet, Sets, rungs_of
 from tunecast.door.filters import Names, split_names
 from tunecast.door.trace import ScriptTrace
-from tunecast.errors import TunecastError, UsageError
+from tunecast.errors import NotResolved, TunecastError, UsageError
 from tunecast.planning.fit.script import MOST_TRACES, Failed, ScriptFit, fit_script
 from tunecast.prediction.prediction import Prediction
 from tunecast.records import replace
@@ -26,7 +26,12 @@ def fit_trace(
     tell: Tell = lambda sets: None,
     progress: Callable[[float], None] | None = None,
 ) -> ScriptFit:
-    """`traces`: further ones at most. `tell` is called with the changes before each."""
+    """`traces`: further ones at most. `tell` is called with the changes before each.
+
+    Raises `NotResolved` of a script of which too little was seen to say that it fits.
+    """
+    if found.fits is None:
+        raise NotResolved(str(found.stop), field="script")
 
     def attempt(sets: Sets) -> Prediction:
         tell(sets)

@@ -7,8 +7,9 @@ from collections.abc import Callable
 
 from tunecast.door.filters import flags_of
 from tunecast.door.plan import Found, Planner, PlanOptions
+from tunecast.door.script_words import NO_TIME
 from tunecast.door.trace import ScriptTrace
-from tunecast.errors import TunecastError, UsageError
+from tunecast.errors import NotResolved, TunecastError, UsageError
 from tunecast.hardware.cluster import Cluster
 from tunecast.hardware.spec import Gpu
 from tunecast.market.filters import Filters
@@ -57,10 +58,16 @@ class ScriptPlanner(Planner):
 
 
 def require_length(found: ScriptTrace) -> ScriptTrace:
-    """The trace with a number of steps: what the script or the user says, else one epoch of its data."""
+    """The trace with a number of steps: what the script or the user says, else one epoch of its data.
+
+    Of a script that failed or never trained nothing is planned.
+    """
+    if found.stop is not None:
+        raise NotResolved(found.stop, field="script")
     told = found.time
     if told is None:
-        why = "; ".join(found.timing.warnings) or "it took no whole optimizer step"
+        missing = NO_TIME if len(found.on_cards) > 1 else "it took no whole optimizer step"
+        why = "; ".join(found.timing.warnings) or missing
         raise UsageError(f"the time of the script is not known: {why}", field="script")
     if told.total_s is not None:
         return found

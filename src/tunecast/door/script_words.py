@@ -14,6 +14,7 @@ from tunecast.tape.op import Alloc, Begin, Phase, Tape
 from tunecast.tape.trace.request import Answer
 
 DEFAULT_GPU = "h200-sxm-141gb"
+NO_TIME = "no time is predicted for several cards in one process"
 
 
 def of_several_cards(on_cards: Mapping[int, OnCard], gpus: int | None) -> list[str]:
@@ -23,7 +24,7 @@ def of_several_cards(on_cards: Mapping[int, OnCard], gpus: int | None) -> list[s
         told.append(f"the process sees {gpus} cards and uses {len(on_cards)}")
     if len(on_cards) > 1:
         told.append("cards copy from each other directly (peer access); else copies of strided data need buffers")
-        told.append("no time is predicted for several cards in one process")
+        told.append(NO_TIME)
     return told
 
 

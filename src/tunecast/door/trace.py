@@ -131,7 +131,7 @@ class ScriptTrace(Prediction):
         self._script_clock = clock or ScriptClock(
             self._script, tracer.step_count(answer), tracer.processes, run.stands_for, answer.facts.saved_bytes,
             answer.facts.read_files,
-        )
+        )  # fmt: skip
         self.on_cards = tracer.on_cards(tape, run, answer, gpu, cluster)
         """By the number of the card; `on_card` is the fullest of them."""
         super().__init__(
@@ -317,7 +317,7 @@ class ScriptTracer:
         """With further arguments on its command line, and other values of what it sets itself. `again`: what it prints
         was shown before."""
         launch = replace(self.launch, args=(*self.launch.args, *more_args))
-        memory = memory_request(card, self.allocator, self.configured, pretended=self.capacity_bytes is not None)
+        memory = memory_request(card, self.allocator, self.configured, self.capacity_bytes, self.reserve_bytes)
         asked = (
             launch, card, self.steps, self.gpus or 1, self.models, overrides, memory, self.python, self.limits, progress
         )  # fmt: skip

@@ -67,11 +67,20 @@ def script_settings(
 
 
 def memory_request(
-    gpu: Gpu, allocator: str | None, configured: AllocatorSettings | None, *, pretended: bool
+    gpu: Gpu,
+    allocator: str | None,
+    configured: AllocatorSettings | None,
+    capacity_bytes: int | None = None,
+    reserve_bytes: int = 0,
 ) -> AllocatorRequest:
-    """By what `torch.cuda` answers inside the script, before its tape is there."""
+    """By what `torch.cuda` answers inside the script, before its tape is there.
+
+    Ignored  what NCCL holds of a card that is one of several.
+    """
+    pretended, context_bytes = capacity_bytes is not None, context_of(gpu).nbytes
     settings = script_settings(Tape(()), gpu, allocator, configured, pretended=pretended)
-    return allocator_request(settings, context_of(gpu).nbytes)
+    left_bytes = max(1, gpu.memory_bytes - context_bytes - reserve_bytes)
+    return allocator_request(settings, context_bytes, left_bytes if capacity_bytes is None else capacity_bytes)
 
 
 def script_run(tape: Tape, answer: Answer, asked: int | None) -> WholeScript:

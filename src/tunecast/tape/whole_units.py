@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from itertools import pairwise
 
-from tunecast.tape.op import Free, Phase, Tape, Unit
+from tunecast.tape.op import Free, Phase, Tape
 from tunecast.tape.units import CALL, FREE_OTHER, GAP, BlockOrigin, Origins, Placed, Samples, UnitOrder, shape_of
 from tunecast.tape.whole_parts import Chosen, RunPart, UnitTemplate, before, tokens
 
@@ -133,9 +133,8 @@ class Parts:
         if found is not None:
             return Chosen(placed.kind, *found, placed.group)
         kind = placed.kind if samples is not None else self._like(placed)
-        self.reasons[f"what {_name(part.unit)} does in step {part.step + 1} is not shown by those that were traced"] = (
-            None
-        )
+        told = f"what {_name(part.unit.name)} does in step {part.step} is not shown by those that were traced"
+        self.reasons[told] = None
         samples = self.samples[kind]
         structure = samples.seen[-1][1]
         table = samples.table(structure)
@@ -172,7 +171,8 @@ class Parts:
         for kind, seen in skipped.items():
             if not seen & traced.get(kind, seen):
                 self.reasons[
-                    f"after {kind.partition(' of ')[0]} the script does something else where it is skipped"
+                    f"after {_name(kind.partition(' ')[0])} that was skipped the script does something else than after "
+                    "those that were traced"
                 ] = None
 
     def _own_rows(self, part: RunPart) -> tuple[bytes, list[tuple[int, tuple[int, ...]]]]:
@@ -203,8 +203,8 @@ class Parts:
         return []
 
 
-def _name(unit: Unit) -> str:
-    return {CALL: "a call of the model", "backward": "a backward pass"}.get(unit.name, unit.name)
+def _name(unit: str) -> str:
+    return {CALL: "a call of the model", "backward": "a backward pass"}.get(unit, unit)
 
 
 def _common(one: str, other: str) -> int:

@@ -7,7 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 
-from tunecast.prediction.memory.allocator import AllocatorSettings, CachingAllocator, takes_oldest_segment_first
+from tunecast.prediction.memory.allocator import (
+    AllocatorSettings,
+    CachingAllocator,
+    OutOfMemory,
+    takes_oldest_segment_first,
+)
 from tunecast.prediction.memory.replay import take
 from tunecast.records import replace
 from tunecast.tape.card import CardBytes
@@ -16,12 +21,14 @@ from tunecast.tape.trace.request import AllocatorRequest
 from tunecast.tape.whole_run import whole_run
 
 
-def allocator_request(settings: AllocatorSettings, context_bytes: int) -> AllocatorRequest:
+def allocator_request(settings: AllocatorSettings, context_bytes: int, capacity_bytes: int) -> AllocatorRequest:
     """Which torch it is the traced process knows."""
-    return AllocatorRequest(__name__, dataclasses.asdict(settings), context_bytes)
+    return AllocatorRequest(__name__, dataclasses.asdict(settings), context_bytes, capacity_bytes)
 
 
 class MemorySoFar:
+    no_room: type[Exception] = OutOfMemory
+
     def __init__(self, request: AllocatorRequest, torch_version: str) -> None:
         settings = AllocatorSettings(**request.settings)
         self._settings = replace(
@@ -30,16 +37,24 @@ class MemorySoFar:
             oldest_segment_first=takes_oldest_segment_first(torch_version),
         )
         self.context_bytes = request.context_bytes
+        self._capacity_bytes = request.capacity_bytes
+
+    def take_larger_card(self) -> None:
+        """From here on: the script did not fit, and is traced on."""
+        self._capacity_bytes = None
 
     def new_allocator(self) -> CachingAllocator:
-        return CachingAllocator(self._settings)
+        return CachingAllocator(self._settings, self._capacity_bytes)
 
     def of_run(self, tape: Tape, reset_at: int) -> CardBytes | None:
         """Of a run of which units were skipped, with peaks since the how-manieth event; None where these cannot be put
         together."""
         try:
             run = whole_run(tape, mark=reset_at)
-            taken = take(run.rows, self._settings, None)
+            taken = take(run.rows, self._settings, self._capacity_bytes)
+            if taken.died is not None:
+                self.take_larger_card()
+                taken = take(run.rows, self._settings, None)
         except (ArithmeticError, AssertionError, LookupError, StopIteration, ValueError):
             return None
         since = slice(4 * run.marked_stretch, None)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from tunecast.hardware.spec import Gpu
 from tunecast.job.sections import DOWNLOAD_BYTES_PER_S
 from tunecast.prediction.price import op_seconds
+from tunecast.prediction.price.attention import is_attention
 from tunecast.prediction.price.host import DEFAULT_HOST
 from tunecast.prediction.time.ranges import band_of, kind_of, within
 from tunecast.prediction.time.reasons import parts_told
@@ -145,7 +146,7 @@ class ScriptClock:
         try:
             times = [step_time(step, gpu, DEFAULT_HOST, cluster) for step in self._steps]
             apart = [(part, step_time(part.step, gpu, DEFAULT_HOST, cluster)) for part in self._apart]
-            lines = code_lines([event for events in self._events for event in events], len(self._events), gpu)
+            lines = code_lines(self._events, list(self._weights.values()), gpu)
         except (ArithmeticError, LookupError, TypeError, ValueError) as error:
             return Timing(
                 warnings=(f"time was not computed: {type(error).__name__} while pricing the script's operations",)
@@ -157,7 +158,8 @@ class ScriptClock:
         evaluation = _sum([(each, part.times) for part, each in beside if part.kind is Untrained.EVALUATION])
         weights = list(self._weights.values())
         share = sum(weights) / max(1, self._run_steps)  # the first step is not among those that are priced
-        time = _mean_time(times, weights, [(each, share * number) for each, number in in_steps])
+        parts = [*zip(times, weights, strict=True), *((each, share * number) for each, number in in_steps)]
+        time = _mean_time(parts, sum(weights))
         time = replace(time, task_s=self._task_s(time, beside))
         saved = [saved_s(nbytes) for nbytes in self.saved_bytes]
         checkpoints = SecondsRange(*map(sum, zip(*saved, strict=True))) if saved else SecondsRange(0.0, 0.0, 0.0)
@@ -168,7 +170,7 @@ class ScriptClock:
         if time.total_s is not None and self.downloaded_bytes:
             size, rate = f"{self.downloaded_bytes / GB:,.1f} GB", f"{DOWNLOAD_BYTES_PER_S / MB:.0f} MB/s"
             assumptions.append(f"time: {size} of weights that the script loads from a hub are downloaded at {rate}")
-        return Timing(replace(time, lines=lines), _utilization(times, gpu, self.processes), None, tuple(assumptions))
+        return Timing(replace(time, lines=lines), _utilization(parts, gpu, self.processes), None, tuple(assumptions))
 
     @property
     def downloaded_bytes(self) -> int:
@@ -225,7 +227,8 @@ def new_lengths_of(tape: Tape) -> SecondsRange:
 
 
 def is_planned(op: Op) -> bool:
-    return "cudnn" in op.name and "backward" not in op.name
+    """Attention, not cuDNN's recurrent layers and convolutions."""
+    return is_attention(op.name) and "cudnn" in op.name and "backward" not in op.name
 
 
 def planned_lengths(tape: Tape, *, with_history: bool) -> set[int]:
@@ -283,20 +286,26 @@ def with_whole_run(
     )
 
 
-def code_lines(events: Sequence[Event], steps: int, gpu: Gpu, most: int = MOST_LINES) -> tuple[CodeLine, ...]:
-    """The lines that keep the card busy longest, a line's backward pass counted with it. Collectives are no line's."""
+def code_lines(
+    steps: Sequence[Sequence[Event]], weights: Sequence[int], gpu: Gpu, most: int = MOST_LINES
+) -> tuple[CodeLine, ...]:
+    """The lines that keep the card busy longest, a line's backward pass counted with it. Collectives are no line's.
+
+    `weights`: for how many steps each stands.
+    """
     known: dict[tuple[object, ...], float] = {}
     spent: dict[str, float] = {}
-    for op in events:
-        if isinstance(op, Op):
-            seconds = known.get(op.work)
-            if seconds is None:
-                seconds = known[op.work] = op_seconds(op, gpu)
-            line = op.source.removesuffix(BACKWARD)
-            spent[line] = spent.get(line, 0.0) + seconds
-    total = sum(spent.values())
+    for events, weight in zip(steps, weights, strict=True):
+        for op in events:
+            if isinstance(op, Op):
+                seconds = known.get(op.work)
+                if seconds is None:
+                    seconds = known[op.work] = op_seconds(op, gpu)
+                line = op.source.removesuffix(BACKWARD)
+                spent[line] = spent.get(line, 0.0) + weight * seconds
+    total, count = sum(spent.values()), sum(weights)
     found = sorted(((each, line) for line, each in spent.items() if line and each), reverse=True)
-    return tuple(CodeLine(line, each / steps, each / total) for each, line in found[:most])
+    return tuple(CodeLine(line, each / count, each / total) for each, line in found[:most])
 
 
 def _length_told(count: StepCount) -> list[str]:
@@ -310,10 +319,8 @@ def _with_range(time: StepTime, gpu: Gpu, *, several: bool) -> StepTime:
     return within(time, band_of(kind_of(time, gpu.name, A_SCRIPT, several=several), timed=False))
 
 
-def _mean_time(times: Sequence[StepTime], weights: Sequence[int], beside: Sequence[tuple[StepTime, float]]) -> Time:
-    """`beside`: what the steps do besides, and how often all of them together."""
-    parts = [*zip(times, weights, strict=True), *beside]
-    steps = sum(weights)
+def _mean_time(parts: Sequence[tuple[StepTime, float]], steps: int) -> Time:
+    """`parts`: the steps and what they do besides, each with how often all of them together do it."""
 
     def mean(value: Callable[[StepTime], float]) -> float:
         return sum(value(each) * weight for each, weight in parts) / steps
@@ -345,18 +352,23 @@ def _sum(parts: Sequence[tuple[StepTime, float]]) -> SecondsRange:
     )
 
 
-def _utilization(times: Sequence[StepTime], gpu: Gpu, processes: int) -> Utilization | None:
-    step_s = sum(each.step_s for each in times)
+def _utilization(parts: Sequence[tuple[StepTime, float]], gpu: Gpu, processes: int) -> Utilization | None:
+    """Of the same parts as the mean step."""
+
+    def whole(value: Callable[[StepTime], float]) -> float:
+        return sum(value(each) * weight for each, weight in parts)
+
+    step_s = whole(lambda each: each.step_s)
     if not step_s:
         return None
-    peak, bandwidth = gpu.dense_flop_per_s.get(PEAKS.get(times[0].dtype, "")), gpu.memory_bytes_per_s
-    model_flops = sum(each.model_flops for each in times)
+    peak, bandwidth = gpu.dense_flop_per_s.get(PEAKS.get(parts[0][0].dtype, "")), gpu.memory_bytes_per_s
+    model_flops = whole(lambda each: each.model_flops)
     return Utilization(
         mfu=None if peak is None else model_flops / step_s / peak,
-        hfu=None if peak is None else sum(each.flops for each in times) / step_s / peak,
+        hfu=None if peak is None else whole(lambda each: each.flops) / step_s / peak,
         achieved_flop_per_s=model_flops / step_s,
-        gpu_busy_fraction=sum(each.gpu_busy_s for each in times) / step_s,
-        memory_fraction=None if bandwidth is None else sum(each.moved_bytes for each in times) / step_s / bandwidth,
-        communication_fraction=sum(each.communication_s for each in times) / step_s,
+        gpu_busy_fraction=whole(lambda each: each.gpu_busy_s) / step_s,
+        memory_fraction=None if bandwidth is None else whole(lambda each: each.moved_bytes) / step_s / bandwidth,
+        communication_fraction=whole(lambda each: each.communication_s) / step_s,
         host=HostNeeds(processes),
     )

@@ -108,7 +108,9 @@ def words(role: str) -> str:
 
 
 def when(phase: str, step: int) -> str:
-    return "while loading" if phase == "load" else f"in {shown(phase)} of step {step}"
+    if phase == "load":
+        return "while loading"
+    return f"in {'other work' if phase == 'other' else shown(phase)} of step {step}"
 
 
 def made_by(block: LiveBlock) -> str:

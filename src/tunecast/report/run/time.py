@@ -172,8 +172,15 @@ def _phases(time: Time, terminal: Terminal) -> list[str]:
 
 
 def line_rows(time: Time) -> list[tuple[str, str, str]]:
-    """(time of the card in a step, its share, the line of code), the longest first."""
-    return [(duration(each.gpu_s), percent(each.fraction), short_source(each.source)) for each in time.lines or ()]
+    """(time of the card in a step, its share, the line of code), the longest first. A line that is called from several
+    places, or computed again in the backward pass, which has no caller, is one."""
+    spent: dict[str, tuple[float, float]] = {}
+    for each in time.lines or ():
+        line = short_source(each.source)
+        gpu_s, fraction = spent.get(line, (0.0, 0.0))
+        spent[line] = gpu_s + each.gpu_s, fraction + each.fraction
+    longest = sorted(spent.items(), key=lambda item: -item[1][0])
+    return [(duration(gpu_s), percent(fraction), line) for line, (gpu_s, fraction) in longest]
 
 
 def _lines(time: Time, terminal: Terminal) -> list[str]:

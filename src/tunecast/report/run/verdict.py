@@ -108,8 +108,10 @@ def _card(card: LeastCard, room: Room, least_bytes: int | None) -> str:
 
 
 def between(low_bytes: int, high_bytes: int, of_bytes: int) -> str:
-    """`30.9 to 33.5`, in the unit its middle is told in; with the unit where that is not GiB."""
-    size, name = next(((size, name) for size, name in ((GIB, ""), (MIB, " MiB")) if of_bytes >= size), (KIB, " KiB"))
+    """`30.9 to 33.5`, in the unit its middle is told in, or its high end where that is 0; with the unit where that is
+    not GiB."""
+    told = of_bytes or high_bytes
+    size, name = next(((size, name) for size, name in ((GIB, ""), (MIB, " MiB")) if told >= size), (KIB, " KiB"))
     low, high = low_bytes / size, high_bytes / size
     decimals = next((count for count in (1, 2) if f"{low:.{count}f}" != f"{high:.{count}f}"), 2) if size == GIB else 0
     return f"{low:.{decimals}f} to {high:.{decimals}f}{name}"

@@ -45,7 +45,10 @@ class AllocatorReplay(Protocol):
     """`MemorySoFar` of prediction/memory/so_far.py."""
 
     context_bytes: int
+    no_room: type[Exception]
+    """What an allocator raises where the card is full."""
 
+    def take_larger_card(self) -> None: ...
     def new_allocator(self) -> Allocator: ...
     def of_run(self, tape: Tape, reset_at: int) -> CardBytes | None: ...
 
@@ -98,6 +101,14 @@ class MemoryMeter:
             self._played_so_far(self._so_far, card).reset_peaks()
 
     def _played_so_far(self, so_far: AllocatorReplay, card: int) -> Allocator:
+        try:
+            return self._play_on(so_far, card)
+        except so_far.no_room:
+            so_far.take_larger_card()
+            self._allocators, self._played = {}, 0
+            return self._play_on(so_far, card)
+
+    def _play_on(self, so_far: AllocatorReplay, card: int) -> Allocator:
         events, blocks = self._ledger._events, self._ledger._blocks
         if len(events) < self._played:  # the card was emptied (`forget_all`)
             self._allocators, self._played = {}, 0

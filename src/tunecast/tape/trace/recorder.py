@@ -93,14 +93,22 @@ class Recorder(Ledger, TorchDispatchMode):
         self._stand_in = ""
         self._turns = threading.RLock()
         """The engine has a thread a card, and a fake mode's state is no thread's own: one operation at a time."""
+        self._at_work = 0
+        """The thread whose turn it is; 0: none."""
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func is DEVICE and isinstance(args[0], FakeTensor):  # asked by C++ time and again: twice an operation
-            return torch.device("meta") if args[0].fake_mode.in_kernel_invocation else args[0].fake_device
+            # the state is that of the thread at work: the engine looks at gradients while another one computes
+            is_inside = args[0].fake_mode.in_kernel_invocation and self._at_work in (0, threading.get_ident())
+            return torch.device("meta") if is_inside else args[0].fake_device
         with self._turns:
-            return self._dispatch(func, types, args, kwargs or {})
+            before, self._at_work = self._at_work, threading.get_ident()
+            try:
+                return self._dispatch(func, types, args, kwargs or {})
+            finally:
+                self._at_work = before
 
     def _dispatch(self, func: Any, types: Sequence[type], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         name: str = func._schema.name

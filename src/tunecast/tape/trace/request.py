@@ -77,6 +77,8 @@ class AllocatorRequest:
     settings: Mapping[str, Any]
     context_bytes: int
     """What a process holds of the card beside what it reserves."""
+    capacity_bytes: int | None = None
+    """What it may reserve; a script that needs more is answered as on a larger card."""
 
 
 @dataclass(frozen=True)

@@ -37,9 +37,10 @@ MOST_HEADER_BYTES = 100_000_000  # safetensors' own limit
 MOST_READ_BYTES = 1 << 20
 COMPARES_ADDRESSES = frozenset({
     "torch", "transformers", "accelerate", "peft", "safetensors", "trl", "bitsandbytes", "triton", "unsloth",
-    "unsloth_zoo",
+    "unsloth_zoo", "stage_1_and_2.py",
 })  # fmt: skip
-"""Packages that compare addresses, or whose C library is silent here."""
+"""Packages that compare addresses, or whose C library is silent here; of DeepSpeed the file that asks where its
+partitions begin."""
 
 
 class Entry:

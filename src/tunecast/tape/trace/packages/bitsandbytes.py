@@ -2,13 +2,16 @@
 
 The shape-only kernels bitsandbytes registers for fake tensors return results but not the temporaries its CUDA path
 allocates. That path is Python that allocates with torch and then calls the C library; with a library whose every
-function does nothing it runs here as it is, so its allocations are the real ones of the installed version.
+function does nothing it runs here as it is, so its allocations are the real ones of the installed version. What the
+library would have computed is written down as an operation behind them, with the names and sizes that the closed form
+gives it, so that it takes time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
+from math import prod
 from types import ModuleType
 from typing import Any
 
@@ -16,8 +19,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from tunecast.tape.kernels.outliers import GATES, share_of_outlier_columns
+from tunecast.tape.op import Op
 from tunecast.tape.trace.packages import after_import
-from tunecast.tape.trace.recorder import Recorder
+from tunecast.tape.trace.recorder import Recorder, card_of, nbytes, tensors_in
 
 OUTLIERS_GUESSED = (
     "LLM.int8 keeps columns with a value beyond its threshold in 16 bits; taken: as many as"
@@ -25,11 +29,18 @@ OUTLIERS_GUESSED = (
 )
 
 
+PRODUCTS = frozenset({"gemm_4bit", "gemv_4bit", "int8_linear_matmul"})
+
+
 class SilentFunction:
     argtypes: Any = None
     restype: Any = None
 
+    def __init__(self, name: str, calls: list[str]) -> None:
+        self._name, self._calls = name, calls
+
     def __call__(self, *args: Any) -> int:
+        self._calls.append(self._name)
         return 0
 
 
@@ -37,20 +48,23 @@ class SilentLibrary:
     compiled_with_cuda = True
 
     def __init__(self) -> None:
+        self.calls: list[str] = []
+        """Since they were last looked at."""
         self._functions: dict[str, SilentFunction] = {}
 
     def __getattr__(self, name: str) -> SilentFunction:
-        return self._functions.setdefault(name, SilentFunction())
+        return self._functions.setdefault(name, SilentFunction(name, self.calls))
 
     def __getitem__(self, name: str) -> SilentFunction:
         return getattr(self, name)  # type: ignore[no-any-return]
 
 
 def install(recorder: Recorder) -> None:
+    library = SilentLibrary()
     after_import("bitsandbytes.backends.cuda.ops", partial(know_outliers, recorder))
     after_import("bitsandbytes.cuda_specs", look_for_no_driver)
-    after_import("bitsandbytes.cextension", silence)
-    after_import("bitsandbytes._ops", partial(keep_cuda_kernels, recorder))
+    after_import("bitsandbytes.cextension", partial(silence, library))
+    after_import("bitsandbytes._ops", partial(keep_cuda_kernels, recorder, library))
     after_import("bitsandbytes.functional", partial(page_on_the_host, recorder))
 
 
@@ -58,23 +72,69 @@ def look_for_no_driver(module: ModuleType) -> None:
     module.get_cuda_specs = lambda: None  # type: ignore[attr-defined]
 
 
-def silence(module: ModuleType) -> None:
-    module.lib = SilentLibrary()  # type: ignore[attr-defined]
+def silence(library: SilentLibrary, module: ModuleType) -> None:
+    module.lib = library  # type: ignore[attr-defined]
 
 
-def keep_cuda_kernels(recorder: Recorder, module: ModuleType) -> None:
+def keep_cuda_kernels(recorder: Recorder, library: SilentLibrary, module: ModuleType) -> None:
     register: Callable[..., Any] = module.register_kernel
 
     def register_kernel(operation: str, device: str) -> Any:
         """A kernel for any device is used on cards too, unless one for `cuda` follows."""
 
         def keep(kernel: Any) -> Any:
-            recorder.emulated[operation] = kernel
+            recorder.emulated[operation] = with_its_work(recorder, library, operation, kernel)
             return kernel
 
         return keep if device in ("cuda", "default") else register(operation, device)
 
     module.register_kernel = register_kernel  # type: ignore[attr-defined]
+
+
+def with_its_work(
+    recorder: Recorder, library: SilentLibrary, operation: str, kernel: Callable[..., Any]
+) -> Callable[..., Any]:
+    """The kernel, and behind it what its calls of the library compute."""
+    name = operation.partition("::")[2].partition(".")[0]
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        library.calls.clear()
+        result = kernel(*args, **kwargs)
+        if library.calls:
+            given = tensors_in((args, kwargs))
+            for op in work_of(name, tuple(library.calls), args, given, tensors_in(result)):
+                recorder.launched(op._replace(source=recorder.scopes.source()), card_of(given[0]))
+        return result
+
+    return run
+
+
+def work_of(
+    name: str, calls: tuple[str, ...], args: tuple[Any, ...], given: list[torch.Tensor], made: list[torch.Tensor]
+) -> Iterable[Op]:
+    """Of a kernel that called the library: as `tape/build` tells the same operation."""
+    if name.startswith("optimizer_update"):
+        gradient, weight, *kept = (each for each in args[1:5] if isinstance(each, torch.Tensor))
+        yield work(name, [weight, gradient], weight.dtype, nbytes(weight) + sum(map(nbytes, kept)))
+    elif name in PRODUCTS and not any("dequantize" in call for call in calls):
+        out = (made or given[-1:])[0]
+        yield work(name, given[:2], out.dtype, nbytes(out), 2 * given[0].numel() * out.shape[-1])
+    elif name == "gemm_4bit":
+        # the weight is unpacked, and its product is an operation of its own; of a nested one the scales come first
+        x, packed, elements = args[0], args[1], prod(args[2])
+        blocks = -(-elements // args[4])
+        scales = torch.empty(blocks, dtype=torch.float32, device="meta")
+        if len(calls) > 1:
+            yield work("dequantize_blockwise", [scales.to(torch.uint8)], scales.dtype, nbytes(scales))
+        yield work("dequantize_4bit", [packed, scales], x.dtype, elements * x.element_size())
+    else:
+        yield work(name, given, (made or given[-1:])[0].dtype, sum(map(nbytes, made or given[-1:])))
+
+
+def work(name: str, given: list[torch.Tensor], dtype: torch.dtype, written_bytes: int, flops: int = 0) -> Op:
+    shapes = tuple(tuple(each.shape) for each in given[:3])
+    told = str(dtype).removeprefix("torch.")
+    return Op(name, "", flops, sum(map(nbytes, given)), written_bytes, 1, told, shapes)
 
 
 def page_on_the_host(recorder: Recorder, module: ModuleType) -> None:
