@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tunecast.cli.main import main
-from tunecast.door.launch import launch
+from tunecast.door.launch import Launched, launch
 from tunecast.door.read import read
 from tunecast.errors import DoesNotFit, TunecastError, Unsupported, UsageError
 from tunecast.job.job import Job
@@ -20,6 +20,7 @@ from tunecast.job.readers import read_job
 from tunecast.launching.programs import files_of, program_of
 from tunecast.launching.referee import differences
 from tunecast.launching.rendering import Rendering
+from tunecast.report.lists.launch import launched_text
 
 pytestmark = pytest.mark.whole
 
@@ -134,6 +135,20 @@ def test_further_settings_are_taken_unless_the_job_says_them() -> None:
         rendered(job_of(), extra={"label_smoothing_factor": 0.1})
 
 
+def test_files_where_one_stands_are_not_taken_for_the_rendered_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A launch from the folder that another was written to."""
+    monkeypatch.chdir(tmp_path)
+    other = {"gpus": 4, "parallel": {"data": "zero3", "reduce_bucket_size": 1000}}
+    for job in (job_of(micro_batch=4, **other), job_of(micro_batch=4)):
+        rendered(job, out=tmp_path)
+        assert rendered(job_of(micro_batch=2, gpus=2, parallel={"data": "zero2", "reduce_bucket_size": 2000}))
+        assert rendered(job_of(micro_batch=2, parallel={"data": "fsdp"}, gpus=2))
+        with pytest.raises(Unsupported, match="micro_batch: 2 is read back as 4"):
+            rendered(job_of(micro_batch=2), extra={"per_device_train_batch_size": 4})
+
+
 @pytest.mark.parametrize(
     ("name", "told"),
     [("output_dir", "results go to output"), ("checkpointer.output_dir", "results go"), ("hub_token", "no secret")],
@@ -244,11 +259,22 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
     text = capsys.readouterr().out
     assert all(f"==> {name} <==" in text for name in told["files"])
     assert all(shlex.join(command) in text for command in told["commands"])
+    assert "==> record_sources.txt <==\nWhat record.py puts in their place.\n# " in text
     assert main(words) == UsageError.exit_code
     assert "data.path" in capsys.readouterr().err
+    assert main([*words, "--dry-run", "--out", ""]) == UsageError.exit_code
+    assert "--out: got ''" in capsys.readouterr().err
     assert main(["jobs", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["jobs"] == [], "nothing was started, and nothing is left"
     assert main(["logs", "nothing"]) == main(["cancel", "nothing"]) == UsageError.exit_code
+
+
+@pytest.mark.parametrize(
+    ("state", "offered"), [("running", True), ("queued", True), ("done", False), ("failed", False)]
+)
+def test_what_is_over_is_not_offered_to_be_stopped(state: str, offered: bool) -> None:
+    text = launched_text(Launched("a", "local", "trl", state, "1", Path("a"), "2026-11-15T00:00:00+00:00"))
+    assert "tunecast logs a" in text and ("tunecast cancel a" in text) is offered
 
 
 def test_a_plan_as_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

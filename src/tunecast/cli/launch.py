@@ -118,6 +118,8 @@ def add_many_flags(made: Parser) -> None:
 
 def run(argv: Sequence[str]) -> int:
     arguments = parser().read(argv)
+    if arguments.out == "":
+        raise UsageError("--out: got ''; allowed: a folder, such as out, or . for this one", field="out")
     points = sweep_from(arguments)
     variants = variants_of(arguments.source, points)
     if variants or points[0].label or arguments.share or any(planned(arguments).values()):

@@ -58,6 +58,9 @@ def program(job: Job, machines: Machines, places: Places, extra: Mapping[str, ob
             " devices`. To fix: a rehearsal with --gpus 1",
             field="cpu",
         )
+    for field, path in (("model", places.model), ("data.path", places.data_or_placeholder)):
+        if "${" in path:
+            raise UsageError.at(field, f"got {path}, in which torchtune fills in ${{…}} itself. To fix: another name")
     model = model_words(job, places)
     values = settings(job, machines, places, model)
     for name, value in extra.items():
