@@ -147,8 +147,11 @@ def test_ssh_copies_each_folder_once(folder: Path) -> None:
 
 
 def test_a_cluster_needs_a_claim_with_the_folder(folder: Path) -> None:
+    shown = rendered(folder / "axolotl.yml", "kubernetes")
+    assert "claimName: PLACEHOLDER_own_claim" in shown.files["files.yaml"]
+    assert any("own_claim=NAME" in note for note in shown.notes)
     with pytest.raises(UsageError, match="own_claim=NAME"):
-        rendered(folder / "axolotl.yml", "kubernetes")
+        launch(folder / "axolotl.yml", HERE, on="kubernetes", options={"image": "registry.example/me/job:1"})
     found = rendered(folder / "axolotl.yml", "kubernetes", options={"own_claim": "training"})
     assert "claimName: training" in found.files["files.yaml"] and "mountPath: /job/own" in found.files["files.yaml"]
 

@@ -137,6 +137,14 @@ def cards(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "child", child)
 
 
+def test_without_cards_a_rehearsal_is_offered_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--cpu` is refused of a file of one's own."""
+    monkeypatch.setattr(machine, "child", lambda words, limit_s: (127, "not here"))
+    for folder, remedy in (("", "or --cpu, as a rehearsal"), ("/mine", "or --no-preflight, as your file is")):
+        ((verdict, line),) = findings(machine.check_cards, {**expected_of(job_of()), "folder": folder})
+        assert verdict == machine.STOP and line.endswith(remedy)
+
+
 def test_a_card_that_somebody_else_uses(cards: None, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = {**expected_of(job_of()), "memory": {"device_bytes": 40e9, "remedy": ""}}
     assert findings(machine.check_cards, expected)[0][0] == "ok"
