@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tunecast.door.launch import launch
+from tunecast.door.launch_many import RenderedTogether, Together, Variant, launch_many
 from tunecast.errors import UsageError
 from tunecast.launching.programs.own_folder import MOST_FILES
 from tunecast.launching.rendering import Rendering
@@ -136,6 +137,25 @@ def test_other_releases_are_no_setting_of_the_file(folder: Path) -> None:
 def test_where_its_checkpoints_are_not_known_it_begins_again_and_says_so(folder: Path) -> None:
     assert "\n# From the beginning: " in rendered(folder / "axolotl.yml", "local").files["resume.sh"]
     assert "\n# From the last checkpoint on" in rendered(folder / "axolotl.yml", "ssh:box").files["resume.sh"]
+
+
+@pytest.mark.parametrize(("on", "there"), [("local", "NAME"), ("slurm", "NAME"), ("ssh:box", "../output")])
+def test_several_of_one_file_do_not_write_over_each_other(folder: Path, on: str, there: str) -> None:
+    """In its own folder, where they are started, the file names one place for all of them."""
+    file = folder / "axolotl.yml"
+    found = launch_many(
+        [Variant(file, {**HERE, "lora.rank": rank}, f"rank-{rank}") for rank in (8, 16)],
+        Together(None, None, {}, {}, True, True),
+        on=on,
+        dry_run=True,
+    )
+    assert isinstance(found, RenderedTogether)
+    for each in found.jobs:
+        assert f" --output_dir={there.replace('NAME', each.name)} " in each.files["train.sh"]
+    assert len({each.name for each in found.jobs}) == 2
+    assert any("a folder of its own name" in note for note in found.notes) is (there == "NAME")
+    alone = rendered(file, "local")
+    assert "output_dir" not in alone.files["train.sh"], "alone it is started as it is"
 
 
 def test_ssh_copies_each_folder_once(folder: Path) -> None:

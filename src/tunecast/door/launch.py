@@ -136,8 +136,10 @@ def prepare(
     dry_run: bool,
     preflight: bool = True,
     record: bool = True,
+    output: str = "",
 ) -> tuple[Order, tuple[str, ...]]:
-    """What an engine is asked to run, and what was decided of it that nobody said."""
+    """What an engine is asked to run, and what was decided of it that nobody said. `output`: of several jobs of one
+    training file the folder beside it that this one writes to."""
     own = own_file(source)
     job, notes = as_installed(read_on_card(own, overrides)) if own is not None else job_of(source, overrides)
     rehearsed = cpu if cpu is not None else engine.name == "local" and not dry_run and not has_cards()
@@ -146,12 +148,15 @@ def prepare(
         require_no_extra(extra)
         order = order_of(
             job,
-            lambda: program_of_file(own, job, changes, bool(cpu), elsewhere=engine.elsewhere),
+            lambda: program_of_file(own, job, changes, bool(cpu), elsewhere=engine.elsewhere, output=output),
             cpu=bool(cpu),
             preflight=preflight,
             record=record,
         )
-        notes += own_notes(own, job, order.program) if engine.elsewhere else ()
+        if engine.elsewhere:
+            notes += own_notes(own, job, order.program)
+        elif output:
+            notes += (f"each writes to a folder of its own name beside {own.name}",)
         rehearsed = False
     else:
         further = extra or {}

@@ -160,7 +160,7 @@ def require_no_place_or_secret(extra: Mapping[str, object]) -> None:
 
 
 def program_of_file(
-    path: Path, job: Job, changes: Mapping[str, object], cpu: bool, *, elsewhere: bool = False
+    path: Path, job: Job, changes: Mapping[str, object], cpu: bool, *, elsewhere: bool = False, output: str = ""
 ) -> TrainingProgram:
     """The training of somebody's own file, which stays as it is, with other values on its command line."""
     recipe = find_recipe(path)
@@ -172,7 +172,9 @@ def program_of_file(
         require_equal(job, program.framework, read_job(str(path), {"hardware.gpu": job.hardware.gpu}))
     else:
         require_same(job, program.framework, {SCRIPT: script_of(program, job)}, all_of_it=False)
-    return own_program(path, recipe, job, changes, elsewhere=True) if elsewhere else program
+    if not (elsewhere or output):
+        return program
+    return own_program(path, recipe, job, changes, elsewhere=elsewhere, output=output)
 
 
 def script_of(program: TrainingProgram, job: Job) -> str:

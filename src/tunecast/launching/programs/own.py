@@ -47,10 +47,11 @@ RELEASED = ("stack_version", *FIELDS)
 
 
 def own_program(
-    path: Path, recipe: Recipe, job: Job, changes: Mapping[str, object], *, elsewhere: bool = False
+    path: Path, recipe: Recipe, job: Job, changes: Mapping[str, object], *, elsewhere: bool = False, output: str = ""
 ) -> TrainingProgram:
     """`changes`: fields of the job that the file says otherwise. Raises `Unsupported` where it cannot be told them.
-    `elsewhere`: on a machine that does not see the files of this one."""
+    `elsewhere`: on a machine that does not see the files of this one. `output`: the folder beside the file that results
+    go to; '': where it says."""
     whole = path.absolute()
     settings = {name: value for name, value in changes.items() if not name.startswith(AROUND) and name not in RELEASED}
     kind = "script" if whole.suffix.lower() in (*SCRIPTS, ".py") else recipe.framework
@@ -62,7 +63,7 @@ def own_program(
     if words is None or (settings and kind == "script"):
         told = ", ".join(settings)
         raise Unsupported(f"{path}: {recipe.framework} is not told {told} on its command line. To fix: edit the file")
-    words = words or {}
+    words = {**words, **({"output_dir": output} if output and kind != "script" else {})}
     environment = {
         **environment_of(job),
         **(llama_factory.cards(job, machines_of(job)) if kind == llama_factory.NAME else {}),
