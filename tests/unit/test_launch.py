@@ -277,6 +277,23 @@ def test_what_is_over_is_not_offered_to_be_stopped(state: str, offered: bool) ->
     assert "tunecast logs a" in text and ("tunecast cancel a" in text) is offered
 
 
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"best": ["a"], "picks": {"a": {"changes": {}}}},
+        {"best": "a", "picks": [1]},
+        {"best": "a", "picks": {"a": 3}},
+        {"best": "a", "picks": {"a": {"changes": [1]}}},
+        {"best": None, "picks": None},
+    ],
+)
+def test_what_is_no_plan_says_so(values: dict[str, Any], tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    file.write_text(json.dumps({"schema": "tunecast.plan/1", "job": {"model": "llama-3.2-1b"}, **values}))
+    with pytest.raises(DoesNotFit, match="the plan has no pick"):
+        launch(file, on="slurm", dry_run=True)
+
+
 def test_a_plan_as_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = "plan llama-3.2-1b --stack trl --method lora --samples 1000 --as-of 2026-11-15 --json"
     assert main(words.split()) == 0
