@@ -4,6 +4,7 @@ could break out of."""
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import subprocess
 from pathlib import Path
@@ -17,6 +18,7 @@ from tunecast.door.read import read
 from tunecast.errors import DoesNotFit, TunecastError, Unsupported, UsageError
 from tunecast.job.job import Job
 from tunecast.job.readers import read_job
+from tunecast.launching.engines import slurm
 from tunecast.launching.programs import files_of, program_of
 from tunecast.launching.referee import differences
 from tunecast.launching.rendering import Rendering
@@ -226,6 +228,41 @@ def test_slurms_order() -> None:
         assert f"#SBATCH {line}\n" in text
     assert "#SBATCH --time=" in text and "#SBATCH --mem=" in text
     assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0
+
+
+SBATCH = """#!/bin/sh
+case "$*" in
+*--test-only*) {} ;;
+*--parsable*) echo 7 ;;
+esac
+"""
+AT = "sbatch: Job 5 to start at 2026-11-19T15:30:00 using 1 processors on nodes n1 in partition main"
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        (f"echo {AT} >&2", True),
+        (f"echo {AT} >&2; exit 1", False),
+        ("echo 'allocation failure: to start at $(id)' >&2", False),
+        ("sleep 9", False),
+    ],
+)
+def test_slurm_says_when_it_would_begin(
+    answer: str, told: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it does not say, or not in time, stops nothing."""
+    for name, text in {"sbatch": SBATCH.format(answer), "squeue": "#!/bin/sh\n"}.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    monkeypatch.setattr(slurm, "ESTIMATE_LIMIT_S", 0.5)
+    data = tmp_path / "train.jsonl"
+    data.write_text('{"text": "a b c"}\n')
+    started = launch(job_of(data={"path": str(data)}), on="slurm", options={"gres": "gpu:h100:1"})
+    assert isinstance(started, Launched) and started.number == "7"
+    assert any("would begin it at 2026-11-19T15:30:00" in note for note in started.notes) is told
 
 
 def test_a_rehearsal_has_no_cards() -> None:

@@ -293,6 +293,8 @@ def start(
     try:
         with ledger.submission(entry) as held:
             write_files(entry, named.files)
+            if hasattr(engine.module, "begins"):
+                notes += tuple(filter(None, (engine.module.begins(held, named.commands, dict(os.environ)),)))
             number = engine.module.submit(held, named.commands, dict(os.environ))
     except NotKnown:
         raise
