@@ -129,11 +129,7 @@ class ScriptTrace(Prediction):
         self.traced_on, self.gpu_given = traced_on, tracer.gpu is not None
         self._script, self.run, self.replayed_steps = tape, run, run.replayed_steps
         self._script_clock = clock or ScriptClock(
-            self._script,
-            tracer.step_count(answer),
-            tracer.processes,
-            run.stands_for,
-            answer.facts.saved_bytes,
+            self._script, tracer.step_count(answer), tracer.processes, run.stands_for, answer.facts.saved_bytes,
             answer.facts.read_files,
         )
         self.on_cards = tracer.on_cards(tape, run, answer, gpu, cluster)
