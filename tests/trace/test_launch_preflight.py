@@ -130,7 +130,7 @@ def test_first_steps_that_fail_say_why(made: Path, tmp_path: Path) -> None:
     script = out / "train.sh"
     script.write_text("echo 'torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB' >&2; exit 1\n")
     status, found, _ = checks(out, "--only", "step", "--step")
-    assert status == 1 and "out of memory" in found["step one"]["text"] and "GB less" in found["step one"]["remedy"]
+    assert status == 1 and "out of memory" in found["step one"]["text"] and "B less" in found["step one"]["remedy"]
     script.write_text("echo 'ValueError: no such column' >&2; exit 3\n")
     assert "ended with 3: ValueError: no such column" in checks(out, "--only", "step", "--step")[1]["step one"]["text"]
 

@@ -128,6 +128,7 @@ def pause(folder: Path) -> None:
 def test_it_trains_on_two_nodes(made: Path) -> None:
     first = started(made, nodes=2, max_steps=2)
     assert first.state in ("queued", "running") and first.number
+    assert any(note.startswith("Slurm would begin it at 20") for note in first.notes)
     assert steps_of(once(first.id, lambda each: each.state == "done")) == 2
 
 

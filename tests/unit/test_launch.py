@@ -4,6 +4,7 @@ could break out of."""
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import subprocess
 from collections.abc import Mapping
@@ -13,14 +14,16 @@ from typing import Any
 import pytest
 
 from tunecast.cli.main import main
-from tunecast.door.launch import launch
+from tunecast.door.launch import Launched, launch
 from tunecast.door.read import read
 from tunecast.errors import DoesNotFit, TunecastError, Unsupported, UsageError
 from tunecast.job.job import Job
 from tunecast.job.readers import read_job
+from tunecast.launching.engines import slurm
 from tunecast.launching.programs import files_of, program_of
 from tunecast.launching.referee import differences
 from tunecast.launching.rendering import Rendering
+from tunecast.report.lists.launch import launched_text
 
 pytestmark = pytest.mark.whole
 TRAINING = {"trl": "sft.yaml", "axolotl": "axolotl.yaml"}
@@ -158,6 +161,20 @@ def test_further_settings_are_taken_unless_the_job_says_them() -> None:
         rendered(job_of(), extra={"label_smoothing_factor": 0.1})
 
 
+def test_files_where_one_stands_are_not_taken_for_the_rendered_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A launch from the folder that another was written to."""
+    monkeypatch.chdir(tmp_path)
+    other = {"gpus": 4, "parallel": {"data": "zero3", "reduce_bucket_size": 1000}}
+    for job in (job_of(micro_batch=4, **other), job_of(micro_batch=4)):
+        rendered(job, out=tmp_path)
+        assert rendered(job_of(micro_batch=2, gpus=2, parallel={"data": "zero2", "reduce_bucket_size": 2000}))
+        assert rendered(job_of(micro_batch=2, parallel={"data": "fsdp"}, gpus=2))
+        with pytest.raises(Unsupported, match="micro_batch: 2 is read back as 4"):
+            rendered(job_of(micro_batch=2), extra={"per_device_train_batch_size": 4})
+
+
 @pytest.mark.parametrize(
     ("name", "told"),
     [("output_dir", "results go to output"), ("checkpointer.output_dir", "results go"), ("hub_token", "no secret")],
@@ -237,6 +254,41 @@ def test_slurms_order() -> None:
     assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0
 
 
+SBATCH = """#!/bin/sh
+case "$*" in
+*--test-only*) {} ;;
+*--parsable*) echo 7 ;;
+esac
+"""
+AT = "sbatch: Job 5 to start at 2026-11-19T15:30:00 using 1 processors on nodes n1 in partition main"
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        (f"echo {AT} >&2", True),
+        (f"echo {AT} >&2; exit 1", False),
+        ("echo 'allocation failure: to start at $(id)' >&2", False),
+        ("sleep 9", False),
+    ],
+)
+def test_slurm_says_when_it_would_begin(
+    answer: str, told: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it does not say, or not in time, stops nothing."""
+    for name, text in {"sbatch": SBATCH.format(answer), "squeue": "#!/bin/sh\n"}.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    monkeypatch.setattr(slurm, "ESTIMATE_LIMIT_S", 0.5)
+    data = tmp_path / "train.jsonl"
+    data.write_text('{"text": "a b c"}\n')
+    started = launch(job_of(data={"path": str(data)}), on="slurm", options={"gres": "gpu:h100:1"})
+    assert isinstance(started, Launched) and started.number == "7"
+    assert any("would begin it at 2026-11-19T15:30:00" in note for note in started.notes) is told
+
+
 def test_a_rehearsal_has_no_cards() -> None:
     found = rendered(job_of(gpus=2, parallel={"data": "fsdp"}), cpu=True)
     assert "torchrun --nproc_per_node 2 -m trl.scripts.sft" in found.files["train.sh"]
@@ -268,11 +320,39 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
     text = capsys.readouterr().out
     assert all(f"==> {name} <==" in text for name in told["files"])
     assert all(shlex.join(command) in text for command in told["commands"])
+    assert "==> record_sources.txt <==\nWhat record.py puts in their place.\n# " in text
     assert main(words) == UsageError.exit_code
     assert "data.path" in capsys.readouterr().err
+    assert main([*words, "--dry-run", "--out", ""]) == UsageError.exit_code
+    assert "--out: got ''" in capsys.readouterr().err
     assert main(["jobs", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["jobs"] == [], "nothing was started, and nothing is left"
     assert main(["logs", "nothing"]) == main(["cancel", "nothing"]) == UsageError.exit_code
+
+
+@pytest.mark.parametrize(
+    ("state", "offered"), [("running", True), ("queued", True), ("done", False), ("failed", False)]
+)
+def test_what_is_over_is_not_offered_to_be_stopped(state: str, offered: bool) -> None:
+    text = launched_text(Launched("a", "local", "trl", state, "1", Path("a"), "2026-11-15T00:00:00+00:00"))
+    assert "tunecast logs a" in text and ("tunecast cancel a" in text) is offered
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"best": ["a"], "picks": {"a": {"changes": {}}}},
+        {"best": "a", "picks": [1]},
+        {"best": "a", "picks": {"a": 3}},
+        {"best": "a", "picks": {"a": {"changes": [1]}}},
+        {"best": None, "picks": None},
+    ],
+)
+def test_what_is_no_plan_says_so(values: dict[str, Any], tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    file.write_text(json.dumps({"schema": "tunecast.plan/1", "job": {"model": "llama-3.2-1b"}, **values}))
+    with pytest.raises(DoesNotFit, match="the plan has no pick"):
+        launch(file, on="slurm", dry_run=True)
 
 
 def test_a_plan_as_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -62,8 +62,13 @@ def test_without_a_claim_nothing_is_left_to_go_on_from() -> None:
 def test_data_that_the_cluster_does_not_see_wants_a_claim(tmp_path: Path) -> None:
     file = tmp_path / "train.jsonl"
     file.write_text('{"text": "a"}\n')
+    assert "claimName: PLACEHOLDER_data_claim" in rendered(IMAGE, data_path=str(file)).files["files.yaml"]
     with pytest.raises(UsageError, match="--option data_claim=NAME"):
-        rendered(data_path=str(file))
+        launch(
+            read("llama-3.2-1b", None, stack="trl", gpu="h100-sxm-80gb", data_path=str(file)),
+            on="kubernetes",
+            options=IMAGE,
+        )
     found = rendered({**IMAGE, "data_claim": "sets"}, data_path=str(file))
     assert "data/train.jsonl" in found.files["sft.yaml"]
     assert "mountPath: /job/data" in found.files["files.yaml"]

@@ -187,6 +187,12 @@ def test_json_lines_and_groups(tmp_path: Path, engine: dict[str, Any], capsys: p
     assert engine["cancelled"] == ["101_0", "101_1"]
     file.write_text('{"model": "llama-3.2-1b", "method": "nothing"}\n')
     assert main(["launch", str(file), "--on", "slurm"]) == UsageError.exit_code
+    told = capsys.readouterr().err
+    assert told.count(str(file)) == 1 and f"{file} line 1: method: " in told
+    file.write_text("{}\nno JSON\n")
+    assert main(["launch", str(file), "--on", "slurm"]) == UsageError.exit_code
+    told = capsys.readouterr().err
+    assert told.count(str(file)) == 2 and f"{file} line 2" in told
 
 
 def test_files_that_are_the_same_in_every_job_are_not_shown(capsys: pytest.CaptureFixture[str]) -> None:

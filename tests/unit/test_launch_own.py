@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tunecast.door.launch import launch
+from tunecast.door.launch_many import RenderedTogether, Together, Variant, launch_many
 from tunecast.errors import UsageError
 from tunecast.launching.programs.own_folder import MOST_FILES
 from tunecast.launching.rendering import Rendering
@@ -88,6 +89,75 @@ def test_what_is_beside_the_file_goes_along_and_keys_stay(folder: Path, on: str)
     assert "--resume_from_checkpoint=../${last%/*}" in found.files["resume.sh"]
 
 
+TORCHTUNE = """\
+model: {_component_: torchtune.models.llama3_2.lora_llama3_2_1b, lora_attn_modules: [q_proj], lora_rank: 4}
+tokenizer: {_component_: torchtune.models.llama3.llama3_tokenizer, path: tokenizer.model, max_seq_len: 512}
+dataset: {_component_: torchtune.datasets.alpaca_dataset}
+batch_size: 1
+epochs: 1
+optimizer: {_component_: torch.optim.AdamW, lr: 1e-4}
+dtype: bf16
+loss: {_component_: torchtune.modules.loss.CEWithChunkedOutputLoss}
+"""
+LLAMA_FACTORY = "model_name_or_path: NousResearch/Llama-3.2-1B\nstage: sft\nfinetuning_type: lora\ndataset: a\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "pinned"),
+    [
+        (AXOLOTL, {"axolotl==0.19.0", "transformers==5.16.1", "accelerate==1.13.0", "torch==2.13.0"}),
+        (LLAMA_FACTORY, {"llamafactory==0.9.5", "transformers==5.6.0", "accelerate==1.11.0"}),
+        (TORCHTUNE, {"torchtune==0.6.1", "torchao==0.11.0", "torch==2.13.0"}),
+        (
+            TORCHTUNE.replace("CEWithChunkedOutputLoss", "LinearCrossEntropyLoss"),
+            {"torchtune @ git+https://github.com/meta-pytorch/torchtune", "torchao==0.11.0"},
+        ),
+    ],
+    ids=["axolotl", "llama-factory", "torchtune", "torchtune's repository"],
+)
+def test_its_framework_is_installed_too(folder: Path, text: str, pinned: set[str]) -> None:
+    """In releases that it can be installed with, which are those that the machine is held against."""
+    (folder / "mine.yml").write_text(text)
+    found = rendered(folder / "mine.yml", "ssh:box")
+    lines = set(found.files["requirements.txt"].splitlines())
+    assert pinned <= lines
+    expected = json.loads(found.files["preflight.json"])["packages"]
+    assert {f"{name}=={release}" for name, release in expected.items()} == {each for each in lines if "==" in each}
+    assert any(note.startswith("as ") and "is installed: " in note for note in found.notes)
+
+
+def test_other_releases_are_no_setting_of_the_file(folder: Path) -> None:
+    """What the machine's check says to launch with."""
+    found = launch(folder / "axolotl.yml", {**HERE, "transformers_version": "5.17.0"}, on="local", dry_run=True)
+    assert isinstance(found, Rendering)
+    assert "transformers==5.17.0" in found.files["requirements.txt"]
+    assert "5.17.0" not in found.files["train.sh"] and not any("transformers_version" in each for each in found.notes)
+
+
+def test_where_its_checkpoints_are_not_known_it_begins_again_and_says_so(folder: Path) -> None:
+    assert "\n# From the beginning: " in rendered(folder / "axolotl.yml", "local").files["resume.sh"]
+    assert "\n# From the last checkpoint on" in rendered(folder / "axolotl.yml", "ssh:box").files["resume.sh"]
+
+
+@pytest.mark.parametrize(("on", "there"), [("local", "NAME"), ("slurm", "NAME"), ("ssh:box", "../output")])
+def test_several_of_one_file_do_not_write_over_each_other(folder: Path, on: str, there: str) -> None:
+    """In its own folder, where they are started, the file names one place for all of them."""
+    file = folder / "axolotl.yml"
+    found = launch_many(
+        [Variant(file, {**HERE, "lora.rank": rank}, f"rank-{rank}") for rank in (8, 16)],
+        Together(None, None, {}, {}, True, True),
+        on=on,
+        dry_run=True,
+    )
+    assert isinstance(found, RenderedTogether)
+    for each in found.jobs:
+        assert f" --output_dir={there.replace('NAME', each.name)} " in each.files["train.sh"]
+    assert len({each.name for each in found.jobs}) == 2
+    assert any("a folder of its own name" in note for note in found.notes) is (there == "NAME")
+    alone = rendered(file, "local")
+    assert "output_dir" not in alone.files["train.sh"], "alone it is started as it is"
+
+
 def test_ssh_copies_each_folder_once(folder: Path) -> None:
     commands = rendered(folder / "axolotl.yml", "ssh:box").commands
     copies = [words[-1] for words in commands if words[0] == "scp"]
@@ -97,8 +167,11 @@ def test_ssh_copies_each_folder_once(folder: Path) -> None:
 
 
 def test_a_cluster_needs_a_claim_with_the_folder(folder: Path) -> None:
+    shown = rendered(folder / "axolotl.yml", "kubernetes")
+    assert "claimName: PLACEHOLDER_own_claim" in shown.files["files.yaml"]
+    assert any("own_claim=NAME" in note for note in shown.notes)
     with pytest.raises(UsageError, match="own_claim=NAME"):
-        rendered(folder / "axolotl.yml", "kubernetes")
+        launch(folder / "axolotl.yml", HERE, on="kubernetes", options={"image": "registry.example/me/job:1"})
     found = rendered(folder / "axolotl.yml", "kubernetes", options={"own_claim": "training"})
     assert "claimName: training" in found.files["files.yaml"] and "mountPath: /job/own" in found.files["files.yaml"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,11 +11,13 @@ from typing import Any
 
 import pytest
 
+from tunecast.cli.main import main
 from tunecast.door.launch import launch
 from tunecast.door.predict import predict
 from tunecast.door.read import read
 from tunecast.job.job import Job
 from tunecast.launching.preflight import data, links, machine
+from tunecast.launching.preflight.expected import flags
 from tunecast.launching.rendering import Rendering
 
 pytestmark = pytest.mark.whole
@@ -60,6 +63,20 @@ def test_the_smallest_changes_are_known_beforehand() -> None:
     saved = (said["disk"]["saved_bytes"] - (less.disk.peak_bytes or 0)) / 1e9
     assert f"needs {saved:.1f} GB less" in said["disk"]["remedy"]
     assert said["memory"]["remedy"].startswith("--set ") and "GB less" in said["memory"]["remedy"]
+
+
+def test_the_smallest_change_can_be_typed(tmp_path: Path) -> None:
+    """In a shell, as it stands there; and it saves something."""
+    for fields in ({"micro_batch": 8, "method": "qlora"}, {"micro_batch": 1, "seq_len": 512, "method": "lora"}):
+        said = expected_of(job_of(**fields))
+        for remedy in (said["memory"]["remedy"], said["disk"]["remedy"]):
+            typed, told, _ = remedy.partition(" needs ")
+            assert " 0.0 GB" not in remedy
+            if told:
+                flag, assigned = shlex.split(typed)
+                assert flag == "--set" and main(["predict", "llama-3.2-1b", "--gpu", "h100", flag, assigned]) == 0
+    assert flags({"kernels": ["liger", "lora_triton"]}) == "--set kernels=liger,lora_triton"
+    assert flags({"optimizer": "a; b"}) == "--set 'optimizer=a; b'"
 
 
 def test_links_are_those_that_the_prediction_assumes() -> None:
@@ -118,6 +135,14 @@ def cards(monkeypatch: pytest.MonkeyPatch) -> None:
         return 0, "13.0 True 2"
 
     monkeypatch.setattr(machine, "child", child)
+
+
+def test_without_cards_a_rehearsal_is_offered_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--cpu` is refused of a file of one's own."""
+    monkeypatch.setattr(machine, "child", lambda words, limit_s: (127, "not here"))
+    for folder, remedy in (("", "or --cpu, as a rehearsal"), ("/mine", "or --no-preflight, as your file is")):
+        ((verdict, line),) = findings(machine.check_cards, {**expected_of(job_of()), "folder": folder})
+        assert verdict == machine.STOP and line.endswith(remedy)
 
 
 def test_a_card_that_somebody_else_uses(cards: None, monkeypatch: pytest.MonkeyPatch) -> None:

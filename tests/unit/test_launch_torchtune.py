@@ -10,7 +10,7 @@ import pytest
 
 from tunecast.door.launch import launch
 from tunecast.door.read import read
-from tunecast.errors import TunecastError
+from tunecast.errors import TunecastError, UsageError
 from tunecast.job.registry import bundled_names
 from tunecast.launching.programs.torchtune_models import PUBLISHED, model_name
 from tunecast.launching.rendering import Rendering
@@ -60,6 +60,18 @@ def test_adapters_and_files_of_a_model_of_the_hub() -> None:
     assert "tune download meta-llama/Llama-3.2-1B --output-dir model" in found.files["train.sh"]
     assert found.files["train.sh"].endswith('exec tune run lora_finetune_single_device --config torchtune.yaml "$@"\n')
     assert {"torchtune==0.6.1", "torchao==0.11.0"} <= set(found.files["requirements.txt"].splitlines())
+
+
+@pytest.mark.parametrize("name", ["${oc.env:HF_TOKEN}", "a ${output_dir}"])
+def test_paths_that_it_would_fill_in_are_refused(name: str, tmp_path: Path) -> None:
+    """OmegaConf, which reads its files, puts variables of the environment there, and a log shows them."""
+    folder = tmp_path / name
+    folder.mkdir()
+    (folder / "train.jsonl").write_text('{"text": "a b c"}\n')
+    with pytest.raises(UsageError, match=r"data\.path: .*fills in.*To fix"):
+        rendered(data_path=str(folder / "train.jsonl"))
+    with pytest.raises(UsageError, match=r"model: .*fills in.*To fix"):
+        rendered(folder_of(folder))
 
 
 def test_several_cards_shard_by_its_own_recipe() -> None:

@@ -118,6 +118,8 @@ def add_many_flags(made: Parser) -> None:
 
 def run(argv: Sequence[str]) -> int:
     arguments = parser().read(argv)
+    if arguments.out == "":
+        raise UsageError("--out: got ''; allowed: a folder, such as out, or . for this one", field="out")
     points = sweep_from(arguments)
     variants = variants_of(arguments.source, points)
     if variants or points[0].label or arguments.share or any(planned(arguments).values()):
@@ -171,12 +173,12 @@ def variants_of(source: str, points: Sequence[SweepPoint]) -> list[Variant]:
     jobs = jobs_of(source, points)
     found = [Variant(each.job, {}, each.label) for each in jobs if isinstance(each.job, Job)]
     wrong = [
-        f"{each.job.id or f'job {number}'}: {each.job.message}"
+        told if told.startswith(source) else f"{source}: {each.job.id or f'job {number}'}: {told}"
         for number, each in enumerate(jobs, start=1)
-        if not isinstance(each.job, Job)
+        if not isinstance(each.job, Job) and (told := each.job.message)
     ]
     if wrong or not found:
-        raise UsageError(f"{source}: {'; '.join(wrong) or 'holds no job'}", field="source")
+        raise UsageError("; ".join(wrong) or f"{source}: holds no job", field="source")
     return found
 
 

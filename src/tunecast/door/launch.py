@@ -22,7 +22,7 @@ from tunecast.launching.engines import Engine, engine_of, rendering_of
 from tunecast.launching.ledger import LedgerEntry, NotKnown
 from tunecast.launching.offers import with_offers
 from tunecast.launching.preflight.expected import preflight_s, with_preflight
-from tunecast.launching.programs import program_of, program_of_file
+from tunecast.launching.programs import as_installed, program_of, program_of_file
 from tunecast.launching.programs.accelerate import start_share
 from tunecast.launching.programs.own_folder import left_out_note, own_folder
 from tunecast.launching.rendering import OUTPUT, Order, Rendering, TrainingProgram
@@ -136,22 +136,27 @@ def prepare(
     dry_run: bool,
     preflight: bool = True,
     record: bool = True,
+    output: str = "",
 ) -> tuple[Order, tuple[str, ...]]:
-    """What an engine is asked to run, and what was decided of it that nobody said."""
+    """What an engine is asked to run, and what was decided of it that nobody said. `output`: of several jobs of one
+    training file the folder beside it that this one writes to."""
     own = own_file(source)
-    job, notes = (read_on_card(own, overrides), ()) if own is not None else job_of(source, overrides)
+    job, notes = as_installed(read_on_card(own, overrides)) if own is not None else job_of(source, overrides)
     rehearsed = cpu if cpu is not None else engine.name == "local" and not dry_run and not has_cards()
     if own is not None:
         changes = dotted(overrides)
         require_no_extra(extra)
         order = order_of(
             job,
-            lambda: program_of_file(own, job, changes, bool(cpu), elsewhere=engine.elsewhere),
+            lambda: program_of_file(own, job, changes, bool(cpu), elsewhere=engine.elsewhere, output=output),
             cpu=bool(cpu),
             preflight=preflight,
             record=record,
         )
-        notes = own_notes(own, job, order.program) if engine.elsewhere else ()
+        if engine.elsewhere:
+            notes += own_notes(own, job, order.program)
+        elif output:
+            notes += (f"each writes to a folder of its own name beside {own.name}",)
         rehearsed = False
     else:
         further = extra or {}
@@ -170,11 +175,12 @@ def prepare(
 def own_notes(file: Path, job: Job, program: TrainingProgram) -> tuple[str, ...]:
     """What is said of a file that goes to another machine with its folder."""
     left_out = own_folder(file, job).left_out
+    count = len(program.carried)
     kept = f"results go to {OUTPUT} there, beside the copy"
     if f"../{OUTPUT}" not in " ".join(program.command):
         kept = f"a script writes where it wants: what it writes to ../{OUTPUT} is kept"
     return (
-        f"the folder of {file.name} is copied: {len(program.carried)} files; {kept}",
+        f"the folder of {file.name} is copied: {count} file{'s' if count > 1 else ''}; {kept}",
         *((left_out_note(left_out),) if left_out else ()),
     )
 
@@ -287,6 +293,8 @@ def start(
     try:
         with ledger.submission(entry) as held:
             write_files(entry, named.files)
+            if hasattr(engine.module, "begins"):
+                notes += tuple(filter(None, (engine.module.begins(held, named.commands, dict(os.environ)),)))
             number = engine.module.submit(held, named.commands, dict(os.environ))
     except NotKnown:
         raise

@@ -243,7 +243,7 @@ def _prepare_all(
             order, notes = prepare(
                 source, overrides, engine, cpu=together.cpu, extra=together.extra, dry_run=dry_run,
                 preflight=together.preflight,
-                record=together.record,
+                record=together.record, output=name if len(variants) > 1 else "",
             )  # fmt: skip
             if place is not None:
                 order = with_offers(order, machines_in(place.choice), predict)

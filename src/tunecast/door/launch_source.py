@@ -96,7 +96,7 @@ def _job_of_plan(content: Mapping[str, Any], file: str) -> Job:
     if not isinstance(job, Mapping):
         raise UsageError(f"{file}: a plan without its job. To fix: plan again, of a job", field="job")
     picks = content.get("picks")
-    pick = picks.get(best) if isinstance(picks, Mapping) else None
+    pick = picks.get(best) if isinstance(picks, Mapping) and isinstance(best, str) else None
     changes = pick.get("changes") if isinstance(pick, Mapping) else None
     if not isinstance(changes, Mapping):
         raise DoesNotFit(f"{file}: the plan has no pick")

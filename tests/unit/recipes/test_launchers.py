@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tunecast.job.recipes import find_recipe
 from tunecast.job.recipes.commands import commands_of
 from tunecast.job.recipes.document import Document, yaml_document
 from tunecast.job.recipes.launch.launchers import Started, launched
@@ -129,3 +130,33 @@ def test_skypilot(wanted: str, gpu: str | None, gpus: int | None) -> None:
     assert (ordered.launch.gpu, ordered.launch.gpus, ordered.launch.nodes) == (gpu, gpus, 2)
     (command,) = commands_of(ordered.text, ordered.variables, ordered.first_line)
     assert (command.words, command.words[0].line) == (("x", "1"), 6)
+
+
+AXOLOTL = "base_model: meta-llama/Llama-3.2-1B\nadapter: lora\nlora_r: {}\nsequence_len: 512\n"
+
+
+@pytest.mark.parametrize(
+    ("before", "rank"),
+    [
+        ('cd "$(dirname "${BASH_SOURCE[0]}")"', 2),
+        ("cd other/configs", 3),
+        ("cd other && cd configs", 3),
+        ("cd $SOMEWHERE", 1),
+        ("cd other; cd -", 1),
+        ("cd nowhere", 1),
+        ("", 1),
+    ],
+)
+def test_a_script_reads_files_where_it_went(
+    before: str, rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it did not go anywhere that is known, those where the command is given come first."""
+    script = tmp_path / "scripts" / "run.sh"
+    for number, folder in ((1, tmp_path), (2, script.parent), (3, tmp_path / "other" / "configs")):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "a.yml").write_text(AXOLOTL.format(number))
+    script.write_text(f"{before}\naxolotl train a.yml\n")
+    monkeypatch.chdir(tmp_path)
+    for path in (script, script.relative_to(tmp_path)):
+        found = find_recipe(path)
+        assert found is not None and found.job["lora"]["rank"] == rank

@@ -46,13 +46,17 @@ class ReadRequest(NamedTuple):
     launch: Launch = Launch()
     command: str = ""
     """As `Invocation` has it; '': the file was given, and no command."""
+    entered: Path | None = None
+    """The folder that its script went into before; None: none, or which is not known."""
 
     def open(self, name: object) -> Document | None:
-        """A YAML or JSON file that this one names, looked for where the command is given and beside the file; None
-        where it is not there. Files outside are not special: what is opened is only ever read as data."""
+        """A YAML or JSON file that this one names, looked for where its script went, where the command is given and
+        beside the file; None where it is not there. Files outside are not special: what is opened is only ever read as
+        data."""
         if not isinstance(name, str) or not name or "\0" in name or "://" in name:
             return None
-        for path in (Path(name), self.folder / name, *(parent / name for parent in self.folder.parents)):
+        entered = () if self.entered is None else (self.entered / name,)
+        for path in (*entered, Path(name), self.folder / name, *(parent / name for parent in self.folder.parents)):
             try:
                 if path.is_file():
                     return read_document(path)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePath
 from types import ModuleType
 from typing import Any
@@ -13,7 +13,7 @@ from tunecast.job.recipes.document import Document
 from tunecast.job.recipes.launch.launchers import launched
 from tunecast.job.recipes.launch.schedulers import Ordered
 from tunecast.job.recipes.request import Invocation, Launch, ReadRequest
-from tunecast.job.recipes.words import Word
+from tunecast.job.recipes.words import Word, is_open
 from tunecast.records import NamedTuple
 
 
@@ -26,6 +26,8 @@ class Training(NamedTuple):
     line: int
     told: str
     """Its first words."""
+    entered: Path | None = None
+    """As `ReadRequest` has it."""
 
 
 PROGRAMS = frozenset({"swift", "megatron", "llamafactory-cli", "lmf", "axolotl", "litgpt", "trl", "tune", "vllm"})
@@ -42,17 +44,26 @@ def trainings_of(
     trainings: list[Training] = []
     others: list[list[Word]] = []
     for command in shell_commands(ordered, path):
+        if command.words[:1] == ("cd",):
+            request = request._replace(entered=entered_by(command.words[1:], request.entered))
         words, launch = launched(command, request, str(path))
         found = None
         for framework in callable_by_command if words else ():
             found = framework.invocation(words)
             if found is not None:
                 told = " ".join([PurePath(words[0]).name, *words[1:2]])
-                trainings.append(Training(framework, found, launch, words[0].line, told))
+                trainings.append(Training(framework, found, launch, words[0].line, told, request.entered))
                 break
         if found is None and SERVING & set(words[:2]):
             others.append(words)
     return trainings, others
+
+
+def entered_by(words: Sequence[str], before: Path | None) -> Path | None:
+    """Where `cd` leads, from where a script is already; None where that is not known."""
+    if len(words) != 1 or words[0].startswith(("-", "~")) or is_open(words[0]):
+        return None
+    return (before or Path()) / words[0]
 
 
 def shell_commands(ordered: Ordered, path: Path) -> list[ShellCommand]:
@@ -77,7 +88,7 @@ def without_training(ordered: Ordered, path: Path) -> str | None:
 def request_of(training: Training, path: Path, values: Mapping[str, Any]) -> ReadRequest:
     """With `values` that win over the script's. Raises `NotResolved` where the file it names is not there."""
     invocation, file = training.invocation, str(path)
-    request = ReadRequest(Document(file, {}, {}), path.parent, training.launch, invocation.command)
+    request = ReadRequest(Document(file, {}, {}), path.parent, training.launch, invocation.command, training.entered)
     document: Document | None = request.document
     if invocation.config is not None:
         document = request.open(invocation.config)

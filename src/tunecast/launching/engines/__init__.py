@@ -48,9 +48,9 @@ class Engine(NamedTuple):
     host: str
     module: Any
     """With `ELSEWHERE`, `OPTIONS` and `render`; those that start jobs here also `submit`, `state`, `log_command` and
-    `cancel`; those that need more than a job to start it `require_options`. An engine that is asked for all its jobs
-    at once has `states`, one that takes several as one `render_many` and `submit_many`; of others each job is asked
-    for, and submitted, by itself."""
+    `cancel`; those that need more than a job to start it `require_options`; one that says when it would begin `begins`.
+    An engine that is asked for all its jobs at once has `states`, one that takes several as one `render_many` and
+    `submit_many`; of others each job is asked for, and submitted, by itself."""
 
     @property
     def spelled(self) -> str:

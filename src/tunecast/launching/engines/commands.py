@@ -44,6 +44,18 @@ def output_of(
     return done.stdout
 
 
+def said_by(command: Command, folder: Path, environment: Mapping[str, str], limit_s: float) -> str:
+    """What it said on stderr; '' where it failed, or did not end in time."""
+    try:
+        done = subprocess.run(
+            command, cwd=folder, env=environment, capture_output=True, text=True, errors="replace",
+            stdin=subprocess.DEVNULL, timeout=limit_s,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return "" if done.returncode else done.stderr
+
+
 INSTALLED_BY = {
     "sky": "pip install skypilot, and sky check",
     "dstack": "pip install dstack, and dstack server",

@@ -62,14 +62,14 @@ MASTER_PORT="${{PET_MASTER_PORT:-29500}}" && unset "${{!PET_@}}" && exec bash {R
 def render(
     order: Order, options: Mapping[str, str], host: str
 ) -> tuple[Mapping[str, str], tuple[Command, ...], tuple[str, ...]]:
-    name = name_of(order.name)
-    require_claims(order, options)
+    name, told = name_of(order.name), tuple(notes(order, options))
+    options = {**{f"{folder}_claim": f"PLACEHOLDER_{folder}_claim" for folder in carried_by_folder(order)}, **options}
     around = [config_map_text(name, files_of(order.program, order.job), options)]
     if "runtime" not in options:
         around.append(yaml_text(runtime(name, order, options)))
     files = {AROUND: "---\n".join(around), JOB: yaml_text(train_job(name, order, options))}
     commands: tuple[Command, ...] = (("kubectl", "apply", "-f", AROUND), ("kubectl", "apply", "-f", JOB))
-    return files, commands, tuple(notes(order, options))
+    return files, commands, told
 
 
 def name_of(name: str) -> str:
@@ -77,15 +77,19 @@ def name_of(name: str) -> str:
     return name if name[0].isalpha() else f"job-{name}"
 
 
-def require_claims(order: Order, options: Mapping[str, str]) -> None:
+def require_options(order: Order, options: Mapping[str, str]) -> None:
+    for missing in missing_claims(order, options):
+        raise UsageError(f"--on kubernetes: {missing}", field="option")
+
+
+def missing_claims(order: Order, options: Mapping[str, str]) -> Iterator[str]:
     """A cluster does not see the files of this machine."""
     for folder, files in carried_by_folder(order).items():
         here = next(iter(files.values())) if folder != OWN else "the folder of your file"
         if f"{folder}_claim" not in options:
-            raise UsageError(
-                f"--on kubernetes: {here} is not in the cluster. To fix: copy it into a PersistentVolumeClaim, "
-                f"and name that: --option {folder}_claim=NAME",
-                field="option",
+            yield (
+                f"{here} is not in the cluster. To fix: copy it into a PersistentVolumeClaim, and name that: "
+                f"--option {folder}_claim=NAME"
             )
 
 
@@ -107,7 +111,10 @@ def notes(order: Order, options: Mapping[str, str]) -> Iterator[str]:
         yield "any card: a cluster has its own names for cards. To fix: --option node_selector=LABEL=VALUE"
     if order.limit_s is None:
         yield "no time limit: how long it takes is not predicted"
+    yield from missing_claims(order, options)
     for folder, files in carried_by_folder(order).items():
+        if f"{folder}_claim" not in options:
+            continue
         what = "the folder of your file" if folder == OWN else ", ".join(files)
         yield f"{what} is looked for in the claim {options[f'{folder}_claim']}"
     if "runtime" in options and whole_number(options, "restarts", 0):

@@ -10,12 +10,13 @@ with `%N`. Each works in its own folder, which ARRAY names by its line.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from math import ceil
 
 from tunecast.errors import NotResolved
-from tunecast.launching.engines.commands import output_of
+from tunecast.launching.engines.commands import output_of, said_by
 from tunecast.launching.ledger import JOB, LOG, STATUS, LedgerEntry, NotKnown
 from tunecast.launching.rendering import OUTPUT, RESUME, Command, JobArray, Order
 from tunecast.records import replace
@@ -31,6 +32,9 @@ CHECKPOINT_END = "CHECKPOINT_END"
 """Stands in `BODY` for what the training writes last of a checkpoint."""
 SIGNAL_S = 10
 """Before the limit, and up to a minute earlier (sbatch(1), --signal). Asking to be queued again takes a second."""
+ESTIMATE = re.compile(r"to start at (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)")
+"""In what `sbatch --test-only` says (slurm, src/sbatch/sbatch.c, `_print_will_run`)."""
+ESTIMATE_LIMIT_S = 20.0
 STATES: Mapping[str, str] = {
     **dict.fromkeys(("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "CONFIGURING", "SUSPENDED"), "queued"),
     **dict.fromkeys(("RUNNING", "COMPLETING", "STAGE_OUT", "SIGNALING", "RESIZING", "STOPPED"), "running"),
@@ -159,6 +163,13 @@ def slurm_time(seconds: float) -> str:
     minutes = max(1, ceil(seconds / 60))
     days, rest = divmod(minutes, 24 * 60)
     return f"{days}-{rest // 60:02d}:{rest % 60:02d}:00"
+
+
+def begins(entry: LedgerEntry, commands: tuple[Command, ...], environment: Mapping[str, str]) -> str:
+    """When Slurm would begin it, as the queue stands, in the cluster's own time; '': it does not say."""
+    environment = {**environment, "SLURM_TIME_FORMAT": "standard"}
+    found = ESTIMATE.search(said_by(commands[0], entry.folder, environment, ESTIMATE_LIMIT_S))
+    return "" if found is None else f"Slurm would begin it at {found[1]}, as the queue stands (sbatch --test-only)"
 
 
 def submit(entry: LedgerEntry, commands: tuple[Command, ...], environment: Mapping[str, str]) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
+from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
 
@@ -31,7 +33,7 @@ from tunecast.prediction.prediction import Prediction
 from tunecast.prediction.price.collectives import collective_seconds
 from tunecast.records import replace
 from tunecast.tape.op import Op
-from tunecast.units import GB, MIB
+from tunecast.units import GB, MB, MIB
 
 SHAPE = (
     *("model_type", "hidden_size", "num_hidden_layers", "intermediate_size", "num_attention_heads"),
@@ -130,7 +132,7 @@ def disk_remedy(job: Job, saved: int) -> str:
             continue
         kept = None if outside is None else outside.disk.peak_bytes
         if kept is not None and kept < saved:
-            return f"{flags(overrides)} needs {(saved - kept) / GB:.1f} GB less; or more disk"
+            return f"{flags(overrides)} needs {size_text(saved - kept)} less; or more disk"
     return "more disk"
 
 
@@ -146,12 +148,24 @@ def memory_remedy(job: Job, found: Prediction) -> str:
         except TunecastError:
             continue
         if less > LEAST_SAVING * need:
-            return f"{flags(overrides)} needs {less / GB:.1f} GB less"
+            return f"{flags(overrides)} needs {size_text(less)} less"
     return "a larger card (tunecast plan)"
 
 
-def flags(overrides: Any) -> str:
-    return " ".join(f"--set {name}={shown(value)}" for name, value in overrides.items())
+def flags(overrides: Mapping[str, object]) -> str:
+    """As they can be typed: `--set kernels=liger`."""
+    return " ".join(f"--set {shlex.quote(f'{name}={_typed(value)}')}" for name, value in overrides.items())
+
+
+def _typed(value: object) -> str:
+    if isinstance(value, (list, tuple)):
+        return ",".join(map(str, value))
+    return value if isinstance(value, str) else shown(value)
+
+
+def size_text(nbytes: float) -> str:
+    """Never 0.0 GB."""
+    return f"{nbytes / GB:.1f} GB" if nbytes >= 0.05 * GB else f"{nbytes / MB:.1f} MB"
 
 
 def cards_of(job: Job) -> dict[str, Any]:

@@ -292,7 +292,8 @@ def check_cards(expected: Expected) -> Finding:
     cards, why = visible_cards()
     if len(cards) < said["count"]:
         words = f"{len(cards)} of {said['count']} x {said['name']} are here" + ("" if cards else f" ({why})")
-        fix = f"launch with --gpus {len(cards)}" if cards else "a machine with cards; or --cpu, as a rehearsal"
+        without = "--no-preflight, as your file is" if expected["folder"] else "--cpu, as a rehearsal"
+        fix = f"launch with --gpus {len(cards)}" if cards else f"a machine with cards; or {without}"
         return Finding("cards", STOP, words, fix)
     cards = cards[: said["count"]]
     other = [card.name for card in cards if not set(said["words"]) <= set(re.findall(r"[a-z0-9]+", card.name.lower()))]
@@ -338,8 +339,7 @@ def check_driver(expected: Expected) -> Finding:
         fix = f"a driver from {least[0]}.{least[1]} on, or a torch wheel of an older CUDA"
         return Finding("driver", STOP, f"driver {driver} is too old for CUDA {cuda}", fix)
     if works != "True" or int(count) < expected["cards"]["count"]:
-        words = f"torch sees {count} cards (driver {driver}, CUDA {cuda})"
-        return Finding("driver", STOP, words, "nvidia-smi, and the driver")
+        return Finding("driver", STOP, f"torch sees {count} cards (driver {driver}, CUDA {cuda})", "see nvidia-smi")
     return Finding("driver", OK, f"{driver} runs CUDA {cuda} of the torch that is installed")
 
 

@@ -97,6 +97,17 @@ def as_framework(job: Job) -> tuple[Job, tuple[str, ...]]:
     return _with(job, own), (f"as {framework.NAME} does: {told}",) if told else ()
 
 
+def as_installed(job: Job) -> tuple[Job, tuple[str, ...]]:
+    """Of somebody's own file: the job with the releases that its framework can be installed with, where nobody said
+    others."""
+    if stack_of(job).rendered_by is None:
+        return job, ()
+    framework = framework_of(job)
+    decided = {name: release for name, release in framework.INSTALLABLE.items() if not job.is_given(name)}
+    told = ", ".join(f"{name} {release}" for name, release in decided.items())
+    return _with(job, decided), (f"as {framework.NAME} is installed: {told}",) if told else ()
+
+
 def _with(job: Job, values: Mapping[str, Any]) -> Job:
     """Nobody gave them."""
     return job_from_flat(
@@ -149,7 +160,7 @@ def require_no_place_or_secret(extra: Mapping[str, object]) -> None:
 
 
 def program_of_file(
-    path: Path, job: Job, changes: Mapping[str, object], cpu: bool, *, elsewhere: bool = False
+    path: Path, job: Job, changes: Mapping[str, object], cpu: bool, *, elsewhere: bool = False, output: str = ""
 ) -> TrainingProgram:
     """The training of somebody's own file, which stays as it is, with other values on its command line."""
     recipe = find_recipe(path)
@@ -161,7 +172,9 @@ def program_of_file(
         require_equal(job, program.framework, read_job(str(path), {"hardware.gpu": job.hardware.gpu}))
     else:
         require_same(job, program.framework, {SCRIPT: script_of(program, job)}, all_of_it=False)
-    return own_program(path, recipe, job, changes, elsewhere=True) if elsewhere else program
+    if not (elsewhere or output):
+        return program
+    return own_program(path, recipe, job, changes, elsewhere=elsewhere, output=output)
 
 
 def script_of(program: TrainingProgram, job: Job) -> str:
@@ -185,11 +198,15 @@ def files_of(program: TrainingProgram, job: Job) -> dict[str, str]:
     }
 
 
+FROM_THE_BEGINNING = "From the beginning: where its checkpoints lie is not known here."
+
+
 def resume_text(program: TrainingProgram, nodes: int = 1) -> str:
     """A checkpoint counts once it is whole. A machine that passed its check is not checked again; several are at every
     start: they have to agree."""
     words = " ".join(map(_resume_word, program.resumes))
-    lines = ["#!/usr/bin/env bash", "# From the last checkpoint on, where there is one.", "set -euo pipefail"]
+    goes_on = "From the last checkpoint on, where there is one." if words else FROM_THE_BEGINNING
+    lines = ["#!/usr/bin/env bash", f"# {goes_on}", "set -euo pipefail"]
     lines.append('cd "$(dirname "${BASH_SOURCE[0]}")"')
     if PREFLIGHT in program.files:
         check = f'"$(command -v python || command -v python3)" {PREFLIGHT} || exit {PREFLIGHT_STATUS}'

@@ -84,7 +84,7 @@ def program(job: Job, machines: Machines, places: Places, extra: Mapping[str, ob
         command,
         files,
         environment,
-        {**releases_of(job, RELEASE), "accelerate": ACCELERATE},
+        releases(job),
         unpinned_of(job),
         places.placeholders,
         places.carried,
@@ -92,6 +92,11 @@ def program(job: Job, machines: Machines, places: Places, extra: Mapping[str, ob
         columns=(tuple(columns_of(job.data.path).names.values()),),
         first_steps=TWO_STEPS,
     )
+
+
+def releases(job: Job) -> dict[str, str]:
+    """Of what it is installed from."""
+    return {**releases_of(job, RELEASE), "accelerate": ACCELERATE}
 
 
 def on_cpus(values: Mapping[str, Any]) -> dict[str, Any]:

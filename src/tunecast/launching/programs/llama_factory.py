@@ -70,14 +70,12 @@ def program(job: Job, machines: Machines, places: Places, extra: Mapping[str, ob
     if sharding.is_fsdp:
         files |= accelerate_files(job, machines)
         environment, command = around, launch_command(machines, "-m", "llamafactory.launcher", CONFIG)
-    pinned = {**releases_of(job, RELEASE), "accelerate": ACCELERATE}
-    pinned["llamafactory"] = pinned.pop(NAME)
     return TrainingProgram(
         NAME,
         command,
         files,
         environment,
-        pinned,
+        releases(job),
         unpinned_of(job),
         places.placeholders,
         places.carried,
@@ -85,6 +83,13 @@ def program(job: Job, machines: Machines, places: Places, extra: Mapping[str, ob
         columns=(tuple(columns_of(job.data.path).names.values()),),
         first_steps=TWO_STEPS,
     )
+
+
+def releases(job: Job) -> dict[str, str]:
+    """Of what it is installed from, by the names of packages."""
+    found = {**releases_of(job, RELEASE), "accelerate": ACCELERATE}
+    found["llamafactory"] = found.pop(NAME)
+    return found
 
 
 def on_cpus(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from tunecast.job.job import Job
 from tunecast.job.recipes import SCRIPTS
 from tunecast.job.recipes.own_words import own_words
 from tunecast.job.recipes.recipe import Recipe
+from tunecast.job.releases import FIELDS
 from tunecast.job.shardings import sharding_of
 from tunecast.launching.pins import releases_of, unpinned_of
 from tunecast.launching.programs import axolotl, llama_factory, torchtune, trl
@@ -41,15 +42,18 @@ from tunecast.records import replace
 
 AROUND = ("hardware.", "parallel.data")
 """What the command around a training may say in the place of its file; what it cannot is found when it is read back."""
+RELEASED = ("stack_version", *FIELDS)
+"""What is installed, which no file that trains says: requirements.txt does."""
 
 
 def own_program(
-    path: Path, recipe: Recipe, job: Job, changes: Mapping[str, object], *, elsewhere: bool = False
+    path: Path, recipe: Recipe, job: Job, changes: Mapping[str, object], *, elsewhere: bool = False, output: str = ""
 ) -> TrainingProgram:
     """`changes`: fields of the job that the file says otherwise. Raises `Unsupported` where it cannot be told them.
-    `elsewhere`: on a machine that does not see the files of this one."""
+    `elsewhere`: on a machine that does not see the files of this one. `output`: the folder beside the file that results
+    go to; '': where it says."""
     whole = path.absolute()
-    settings = {name: value for name, value in changes.items() if not name.startswith(AROUND)}
+    settings = {name: value for name, value in changes.items() if not name.startswith(AROUND) and name not in RELEASED}
     kind = "script" if whole.suffix.lower() in (*SCRIPTS, ".py") else recipe.framework
     if kind not in STARTS:
         raise Unsupported(
@@ -59,7 +63,7 @@ def own_program(
     if words is None or (settings and kind == "script"):
         told = ", ".join(settings)
         raise Unsupported(f"{path}: {recipe.framework} is not told {told} on its command line. To fix: edit the file")
-    words = words or {}
+    words = {**words, **({"output_dir": output} if output and kind != "script" else {})}
     environment = {
         **environment_of(job),
         **(llama_factory.cards(job, machines_of(job)) if kind == llama_factory.NAME else {}),
@@ -69,8 +73,8 @@ def own_program(
         STARTS[kind](str(whole), job, words, recipe),
         {},
         environment,
-        releases_of(job),
-        unpinned_of(job),
+        INSTALLED_FROM.get(recipe.framework, releases_of)(job),
+        torchtune.unpinned(job) if recipe.framework == torchtune.NAME else unpinned_of(job),
         folder=str(whole.parent),
         first_steps=TWO_STEPS.get(kind, ()),
     )
@@ -145,6 +149,14 @@ STARTS: Mapping[str, Callable[[str, Job, Mapping[str, Any], Recipe], Command]] =
     "script": _script,
 }
 """By framework: the command of a file."""
+
+
+INSTALLED_FROM: Mapping[str, Callable[[Job], dict[str, str]]] = {
+    axolotl.NAME: axolotl.releases,
+    llama_factory.NAME: llama_factory.releases,
+    torchtune.NAME: torchtune.releases,
+}
+"""By framework, where more is needed than a stack follows: the framework itself."""
 
 
 TWO_STEPS: Mapping[str, Command] = {

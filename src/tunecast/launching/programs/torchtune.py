@@ -17,6 +17,7 @@ from typing import Any
 from tunecast.errors import Unsupported, UsageError
 from tunecast.job.job import Job
 from tunecast.job.recipes.frameworks.torchtune import ATTENTION, DTYPES, MLP, OPTIMIZERS, RELEASE
+from tunecast.job.releases import minor
 from tunecast.launching.pins import releases_of, unpinned_of
 from tunecast.launching.programs.columns import BUILDERS, columns_of
 from tunecast.launching.programs.settings import Machines, Places, environment_of, torchrun_words, whole
@@ -32,6 +33,7 @@ INSTALLABLE = {"torch_version": "2.13.0"}
 TORCHAO = "0.11.0"
 """The last torchao with a module that torchtune 0.6.1 imports (torchao/dtypes/nf4tensor.py, before it moved); its wheel
 names none."""
+REPOSITORY = "torchtune @ git+https://github.com/meta-pytorch/torchtune"
 RATES = {"full": 2e-5, "lora": 3e-4}
 WARMUP_STEPS = 100
 TEXT = "torchtune.datasets.text_completion_dataset"
@@ -56,18 +58,20 @@ def program(job: Job, machines: Machines, places: Places, extra: Mapping[str, ob
             " devices`. To fix: a rehearsal with --gpus 1",
             field="cpu",
         )
+    for field, path in (("model", places.model), ("data.path", places.data_or_placeholder)):
+        if "${" in path:
+            raise UsageError.at(field, f"got {path}, in which torchtune fills in ${{…}} itself. To fix: another name")
     model = model_words(job, places)
     values = settings(job, machines, places, model)
     for name, value in extra.items():
         put(values, name, value)
-    bits = {"torchao": TORCHAO}
     return TrainingProgram(
         NAME,
         (*tune_words(job, machines), "--config", TRAINING),
         {TRAINING: yaml_text(values)},
         {} if machines.cpu else environment_of(job),
-        {**releases_of(job, RELEASE), **bits},
-        unpinned_of(job),
+        releases(job),
+        unpinned(job),
         places.placeholders,
         places.carried,
         resumes=("resume_from_checkpoint=True",),
@@ -75,6 +79,21 @@ def program(job: Job, machines: Machines, places: Places, extra: Mapping[str, ob
         before=(model.download,) if model.download else (),
         first_steps=TWO_STEPS,
     )
+
+
+def releases(job: Job) -> dict[str, str]:
+    """Of what it is installed from."""
+    found = {**releases_of(job, RELEASE), "torchao": TORCHAO}
+    return {package: release for package, release in found.items() if package != NAME or not is_unreleased(job)}
+
+
+def unpinned(job: Job) -> tuple[str, ...]:
+    """Also torchtune itself, where its file names what no release of it has."""
+    return (*unpinned_of(job), *((REPOSITORY,) if is_unreleased(job) else ()))
+
+
+def is_unreleased(job: Job) -> bool:
+    return minor(job.stack_version or RELEASE) > minor(RELEASE)
 
 
 def tune_words(job: Job, machines: Machines) -> Command:

@@ -35,6 +35,8 @@ COLUMNS: dict[str, tuple[tuple[str, ...], ...]] = {
     "kto": (("prompt", "completion", "label"),),
 }
 """By task, what its trainer takes (TRL 1.16.0, docs/source/dataset_formats.md)."""
+INSTALLABLE: dict[str, str] = {}
+"""Releases that are followed go together."""
 OLDEST = (1, 0)
 """The first release whose scripts take what is written here: `dtype`, and `datasets` of the mixture."""
 
@@ -66,8 +68,7 @@ def program(job: Job, machines: Machines, places: Places, extra: Mapping[str, ob
 
 
 def defaults(job: Job) -> dict[str, str]:
-    """Those that are followed go together."""
-    return {}
+    return dict(INSTALLABLE)
 
 
 def heading(places: Places) -> list[str]:

@@ -22,6 +22,8 @@ from tunecast.result import Result
 
 THE_SAME = (PREFLIGHT, PREFLIGHT_DATA, PREFLIGHT_LINKS, RECORDER, RECORDER_SOURCES)
 """Files that are the same in every job, and long."""
+OVER = ("done", "failed", "cancelled", "ended")
+"""States of what has nothing left to follow or stop."""
 
 
 def rendering_text(rendering: Rendering) -> str:
@@ -42,7 +44,8 @@ def launched_text(launched: Result) -> str:
     told = launched.to_dict()
     lines = [f"{told['id']}: {told['state']} on {told['engine']}", f"  files and log: {told['folder']}"]
     lines += [f"  Note: {note}" for note in told["notes"]]
-    lines.append(f"  tunecast logs {told['id']} --follow, tunecast cancel {told['id']}")
+    over = told["state"] in OVER
+    lines.append(f"  tunecast logs {told['id']}" + ("" if over else f" --follow, tunecast cancel {told['id']}"))
     return "\n".join([*map(printable, lines), ""])
 
 
@@ -87,7 +90,8 @@ def _file_lines(files: Mapping[str, str], folder: str = "") -> Iterator[str]:
     for name, text in files.items():
         lines = [printable(line) for line in text.rstrip("\n").split("\n")]
         if name in THE_SAME:
-            lines = [lines[0].strip('"'), f"# {len(lines):,} lines, the same for every job: --out DIR writes them"]
+            first = "What record.py puts in their place." if name == RECORDER_SOURCES else lines[0].strip('"')
+            lines = [first, f"# {len(lines):,} lines, the same for every job: --out DIR writes them"]
         yield from ("", f"==> {folder}{name} <==", *lines)
 
 
