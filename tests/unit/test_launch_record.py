@@ -66,7 +66,7 @@ def test_a_job_is_measured_without_tunecast_and_taken_once(
     assert (done.returncode, done.stdout) == (0, "trained\n"), done.stderr
     notes = measured_notes(job / "record", "running")
     assert notes == (), "that folder is the launch's own"
-    assert measured_notes(job, "running")[0].startswith("runs for ")
+    assert measured_notes(job, "running")[0].startswith("ran for ")
     first = measured_notes(job, "done")
     assert len(first) == 2 and all(note.startswith("measured; kept as run ") for note in first), "both starts"
     assert measured_notes(job, "done") == () and take_launched(job / "record") == []

@@ -115,20 +115,22 @@ def plain(text: str) -> str:
 
 
 def kept(record: Mapping[str, Any], folder: str, told: TextIO | None) -> bool:
-    """Added to the store; else its journal stays."""
+    """Whether the store has it now. One that waits for a server is on the disk; else its journal stays."""
     record, left_out = salvaged(record)
     if left_out:
         say(f"left out of the record, as none takes such a value: {', '.join(left_out)}", told)
     try:
-        add(record)
+        stored = add(record)
     except TunecastError as error:
         say(f"not kept: {error.message}; its journal is {folder}", told)
         return False
     shutil.rmtree(folder, ignore_errors=True)
-    say(f"{record['state']}; kept as run {str(record['id'])[:8]}", told)
+    name = f"run {str(record['id'])[:8]}"
+    waits = f"the store's server is away: {name} waits on this machine, and `tunecast runs` brings it there"
+    say(f"{record['state']}; {f'kept as {name}' if stored else waits}", told)
     if record.get("note"):
         say(str(record["note"]), told)
-    return True
+    return stored
 
 
 def say(text: str, told: TextIO | None) -> None:
@@ -172,9 +174,13 @@ def _process(source: str, job: Job | None) -> WatchedProcess | None:
     def finished(record: dict[str, Any]) -> None:
         ended = complete(with_note(record, folder, job))
         time, memory = ended["time"] or {}, ended["memory"] or {}
-        measured = {"recent_s": time.get("step_s"), "memory": memory, "phase": "end", "step": time.get("steps")}
-        say(line(Live(expected, measured, {"device_bytes": memory.get("device_bytes")}, 0.0)), sys.stderr)
+        measured = {"time": time, "memory": memory, "step": time.get("steps")}
+        say(line(Live(expected, measured, {"device_bytes": memory.get("device_bytes")}, 0.0), over=True), sys.stderr)
         kept(ended, folder, sys.stderr)
 
     described = {name: expected.get(name) for name in DESCRIBED}
-    return the_process(lambda: WatchedProcess(folder, source, alone=True, described=described, finished=finished))
+    return the_process(
+        lambda: WatchedProcess(
+            folder, source, alone=True, described=described, expected=expected, told=sys.stderr, finished=finished
+        )
+    )

@@ -88,10 +88,11 @@ def _text(path: str | Path) -> str | None:
         return None
 
 
-def add(record: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> None:
-    """To the store that `TUNECAST_STORE` names. Raises `TunecastError` where it takes none."""
+def add(record: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> bool:
+    """To the store that `TUNECAST_STORE` names; False: it waits for a server that is away. Raises `TunecastError` where
+    it is neither."""
     with open_store(environ) as store:
-        store.add(record)
+        return store.add(record)
 
 
 def take(folder: Path, environ: Mapping[str, str] = os.environ, *, here: bool = True) -> dict[str, Any] | None:

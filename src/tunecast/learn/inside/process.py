@@ -9,16 +9,18 @@ import re
 import secrets
 import sys
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TextIO
 
 from tunecast.learn.inside.export import export
 from tunecast.learn.inside.journal import SCHEMA, Journal, utc
+from tunecast.learn.inside.live import Live, line, warnings
 from tunecast.learn.inside.machine import card, host, place_of, software
 from tunecast.learn.inside.measure import Measures, process_began
 from tunecast.learn.inside.merge import merge
 from tunecast.learn.inside.nvml import load
 from tunecast.learn.inside.sampler import Sampler
+from tunecast.learn.inside.telling import Told
 
 FOLDER = "TUNECAST_RUN"
 """The folder of the run that this process is part of, where something outside watches it: every rank has its journal
@@ -36,7 +38,8 @@ THE_PROCESS = "_tunecast_process"
 
 
 class WatchedProcess:
-    """`finished` takes the record, where nothing outside does."""
+    """`finished` takes the record, where nothing outside does; then this one also says how it goes, to `told`, against
+    what was `expected`."""
 
     def __init__(
         self,
@@ -45,6 +48,8 @@ class WatchedProcess:
         *,
         alone: bool,
         described: dict[str, Any] | None = None,
+        expected: Mapping[str, Any] | None = None,
+        told: TextIO | None = None,
         finished: Callable[[dict[str, Any]], None] | None = None,
     ) -> None:
         self.folder, self.alone, self._number = folder, alone, os.getpid()
@@ -55,6 +60,7 @@ class WatchedProcess:
         self.stopped_at: int | None = None
         self.over = False
         self.state = "failed"
+        self._expected, self._say = expected or {}, Told(told, shares=True)
         self._finished = finished
         self._looked = 0.0
         self._stop_at: int | None = None
@@ -75,13 +81,24 @@ class WatchedProcess:
     def _line(self) -> dict[str, Any] | None:
         """Asked for by the journal's thread, which may wait for the card; the training does not."""
         self.read_loss()
-        line = {"event": "steps", "at": time.time(), **self.measures.so_far()}
+        found = {"event": "steps", "at": time.time(), **self.measures.so_far()}
         if self.alone:
             self._sampler.sample(self.measures.phase)
-            line["outside"] = self._sampler.summary()
+            found["outside"] = self._sampler.summary()
+            found |= self._said(found)
         if self.measures.losses.values:
-            line["loss"] = self.measures.losses.values[-1]
-        return line
+            found["loss"] = self.measures.losses.values[-1]
+        return found
+
+    def _said(self, found: Mapping[str, Any]) -> dict[str, Any]:
+        """As `tunecast watch` says it of a program from outside."""
+        live = Live(self._expected, found, found["outside"], found["at"] - self.began)
+        warned, told = warnings(live), line(live)
+        for about, text in warned.items():
+            self._say.once(about, text)
+        if live.step_s is not None and not self.over:
+            self._say.now(told)
+        return {"line": told, "warnings": list(warned.values())}
 
     def read_loss(self) -> None:
         """A loss on the card is read here, once a second, and not where the training says it."""
