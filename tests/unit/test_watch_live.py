@@ -7,12 +7,14 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import tunecast
 from tunecast.door import watch
 from tunecast.learn.inside import process, telling
+from tunecast.learn.inside.callback import InsideCallback
 from tunecast.learn.inside.live import Live, line
 from tunecast.learn.inside.process import WatchedProcess
 from tunecast.learn.journal import last_line, said_in
@@ -90,6 +92,25 @@ def test_a_warning_that_no_longer_holds_is_not_beside_the_line(tmp_path: Path) -
         made.measures._take([1.0])
     assert not any("slower" in each for each in made._line()["warnings"])  # type: ignore[index]
     made.end("done")
+
+
+def test_trackers_are_told_before_they_close_their_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers' MLflowCallback and TrackioCallback do so in `on_train_end`, before a program's own."""
+    logged: list[dict[str, float]] = []
+    mlflow = SimpleNamespace(active_run=lambda: object(), log_metrics=logged.append)
+    monkeypatch.setitem(sys.modules, "mlflow", mlflow)
+    made = WatchedProcess(str(tmp_path), "callback", alone=True)
+    callback = InsideCallback(lambda: made)
+    args, control = SimpleNamespace(), SimpleNamespace(should_evaluate=False, should_save=False)
+    state = SimpleNamespace(global_step=1, max_steps=1)
+    callback.on_train_begin(args, state, control)
+    callback.on_step_end(args, state, control)
+    callback.on_log(args, state, control, logs={"loss": 1.0})
+    assert not logged
+    callback.on_log(args, state, control, logs={"train_runtime": 1.0})
+    mlflow.active_run = lambda: None
+    callback.on_train_end(args, state, control)
+    assert [each["tunecast.steps"] for each in logged] == [1] and made.state == "done"
 
 
 def test_a_record_that_waits_for_a_server_is_not_called_kept(

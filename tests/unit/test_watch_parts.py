@@ -223,7 +223,8 @@ def live(step_s: float = 1.6, device: float = 18, *, data: float = 0.0, **more: 
 
 def test_one_line_compares() -> None:
     assert line(live()) == (
-        "step 100 of 1,000; 1.60 s per step (predicted 1.60 s); 18.00 GiB (predicted 18.00 GiB); 24 min left, $1.00 more"
+        "step 100 of 1,000; 1.60 s per step (predicted 1.60 s); 18.00 GiB (predicted 18.00 GiB); "
+        "24 min left, $1.00 more"
     )
     assert line(Live({}, {}, {}, 75.0)) == "runs for 1 min"
     assert not warnings(live())

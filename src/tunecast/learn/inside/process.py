@@ -60,6 +60,7 @@ class WatchedProcess:
         self.stopped_at: int | None = None
         self.over = False
         self.state = "failed"
+        self._exported: list[str] = []
         self._expected, self._say = expected or {}, Told(told, shares=True)
         self._finished = finished
         self._looked = 0.0
@@ -135,13 +136,14 @@ class WatchedProcess:
         """Training is over, the program perhaps not."""
         self.state = "stopped" if self.stopped_at is not None else "done"
         self.measures.enter("end")
-        self._export()
+        self.tell_trackers()
         if self.alone:
             self.end(self.state)
 
-    def _export(self) -> None:
-        if self.place["rank"] == 0:
-            export(self._merged(self.state))
+    def tell_trackers(self) -> None:
+        """Once."""
+        if self.place["rank"] == 0 and not self._exported:
+            self._exported = export(self._merged(self.state))
 
     def _merged(self, state: str) -> dict[str, Any]:
         self.read_loss()
