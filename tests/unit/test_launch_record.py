@@ -76,6 +76,21 @@ def test_a_job_is_measured_without_tunecast_and_taken_once(
     assert {each["source"] for each in found} == {"launch"} and found[0]["predicted"]["device_bytes"] > 0
 
 
+def test_a_job_that_ran_out_of_memory_has_what_would_have_made_it_fit(
+    tmp_path: Path, rendered: Rendering, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TUNECAST_STORE", str(tmp_path / "runs.db"))
+    job = tmp_path / "job"
+    job.mkdir()
+    program = Path(__file__).parent / "watched" / "out_of_memory.py"
+    assert run(job, rendered, f"exec python {program} oom").returncode == 1
+    (note,) = measured_notes(job, "failed")
+    with open_store() as store:
+        (found,) = store.records()
+    assert found.state == "oom" and found.note is not None and found.note.startswith("would have fit with ")
+    assert note == f"measured; kept as run {found.id[:8]}: {found.note}"
+
+
 def test_a_job_whose_recorder_is_broken_trains_all_the_same(tmp_path: Path, rendered: Rendering) -> None:
     broken = {**rendered.files, "record_sources.txt": "==> outside.py <==\nno Python\n"}
     done = run(tmp_path, Rendering("x", "local", "trl", broken, ()), "echo trained; exit 4")

@@ -20,9 +20,10 @@ from tunecast.learn.inside.callback import InsideCallback
 from tunecast.learn.inside.live import Live, line
 from tunecast.learn.inside.loop import Watch, watched_loop
 from tunecast.learn.inside.machine import place_of
+from tunecast.learn.inside.merge import OOM
 from tunecast.learn.inside.outside import Limits
 from tunecast.learn.inside.outside import watch as watch_program
-from tunecast.learn.inside.process import OOM, WatchedProcess, the_process
+from tunecast.learn.inside.process import WatchedProcess, the_process
 from tunecast.learn.intake import add, complete, new_folder
 from tunecast.learn.record import salvaged
 from tunecast.records import dataclass

@@ -17,7 +17,7 @@ from tunecast.learn.inside.journal import SCHEMA, Journal, utc
 from tunecast.learn.inside.live import Live, line, warnings
 from tunecast.learn.inside.machine import card, host, place_of, software
 from tunecast.learn.inside.measure import Measures, process_began
-from tunecast.learn.inside.merge import merge
+from tunecast.learn.inside.merge import OOM, merge
 from tunecast.learn.inside.nvml import load
 from tunecast.learn.inside.sampler import Sampler
 from tunecast.learn.inside.telling import Told
@@ -25,8 +25,8 @@ from tunecast.learn.inside.telling import Told
 FOLDER = "TUNECAST_RUN"
 """The folder of the run that this process is part of, where something outside watches it: every rank has its journal
 there."""
-STOP, STOP_AT, OOM = "stop", "stop_at", "oom.txt"
-"""In that folder: what outside asks for, the step at which all ranks do it, and the message of PyTorch's allocator."""
+STOP, STOP_AT = "stop", "stop_at"
+"""In that folder: what outside asks for, and the step at which all ranks do it."""
 LOOK_EVERY_S = 0.2
 AHEAD = 3
 """Steps between a request to stop and the stop, of several ranks: each step they wait for each other, so that none is
@@ -151,13 +151,9 @@ class WatchedProcess:
         return merge(self._described(), [inside], self._sampler.summary(), state, time.time())
 
     def failed(self, error: BaseException | None) -> None:
-        """Of an exception its kind is kept, and of PyTorch's allocator its message, which holds sizes alone."""
-        name = "" if error is None else type(error).__name__
-        if name == "OutOfMemoryError" or (isinstance(error, RuntimeError) and OUT_OF_MEMORY.search(str(error))):
+        """Of an exception its kind is kept."""
+        if keep_out_of_memory(self.folder, error):
             self.state = "oom"
-            message = OUT_OF_MEMORY.search(str(error))
-            if message is not None:
-                write_whole(os.path.join(self.folder, OOM), str(error)[message.start() :][:MOST_MESSAGE])
         else:
             self.state = "killed" if isinstance(error, KeyboardInterrupt) else "failed"
         self.end(self.state)
@@ -215,6 +211,15 @@ def watched_from_outside() -> WatchedProcess | None:
     if not folder or not os.path.isdir(folder):
         return None
     return the_process(lambda: WatchedProcess(folder, "watch", alone=False))
+
+
+def keep_out_of_memory(folder: str, error: BaseException | None) -> bool:
+    """Whether a program ended for lack of memory on the card. Its message, which holds sizes alone, is kept in the
+    run's folder."""
+    found = OUT_OF_MEMORY.search(str(error)) if isinstance(error, RuntimeError) else None
+    if found is not None:
+        write_whole(os.path.join(folder, OOM), str(error)[found.start() :][:MOST_MESSAGE])
+    return found is not None or type(error).__name__ == "OutOfMemoryError"
 
 
 def number_in(path: str) -> int | None:
