@@ -181,6 +181,16 @@ def test_runs_compare_finds_those_of_the_store_first(home: Path, capsys: pytest.
     assert "yours 0000" in capsys.readouterr().out
 
 
+def test_runs_compare_leaves_out_a_store_that_cannot_be_read(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("compare", MODEL, "--method", "lora", "--gpu", "h200")
+    shipped = told(capsys, "runs", *words)
+    home.mkdir(parents=True)
+    (home / "runs.db").write_text("no database" * 200)
+    found = told(capsys, "runs", *words)
+    assert found["words"].startswith(f"{shipped['words']}; your own runs are left out: ")
+    assert {**found, "words": ""} == {**shipped, "words": ""} and shipped["runs"]
+
+
 @pytest.mark.parametrize(
     "argv",
     [
