@@ -66,7 +66,7 @@ def test_a_job_is_measured_without_tunecast_and_taken_once(
     assert (done.returncode, done.stdout) == (0, "trained\n"), done.stderr
     notes = measured_notes(job / "record", "running")
     assert notes == (), "that folder is the launch's own"
-    assert measured_notes(job, "running")[0].startswith("runs for ")
+    assert measured_notes(job, "running")[0].startswith("ran for ")
     first = measured_notes(job, "done")
     assert len(first) == 2 and all(note.startswith("measured; kept as run ") for note in first), "both starts"
     assert measured_notes(job, "done") == () and take_launched(job / "record") == []
@@ -74,6 +74,21 @@ def test_a_job_is_measured_without_tunecast_and_taken_once(
         found = [each.to_dict() for each in store.records()]
     assert sorted(each["state"] for each in found) == ["done", "failed"]
     assert {each["source"] for each in found} == {"launch"} and found[0]["predicted"]["device_bytes"] > 0
+
+
+def test_a_job_that_ran_out_of_memory_has_what_would_have_made_it_fit(
+    tmp_path: Path, rendered: Rendering, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TUNECAST_STORE", str(tmp_path / "runs.db"))
+    job = tmp_path / "job"
+    job.mkdir()
+    program = Path(__file__).parent / "watched" / "out_of_memory.py"
+    assert run(job, rendered, f"exec python {program} oom").returncode == 1
+    (note,) = measured_notes(job, "failed")
+    with open_store() as store:
+        (found,) = store.records()
+    assert found.state == "oom" and found.note is not None and found.note.startswith("would have fit with ")
+    assert note == f"measured; kept as run {found.id[:8]}: {found.note}"
 
 
 def test_a_job_whose_recorder_is_broken_trains_all_the_same(tmp_path: Path, rendered: Rendering) -> None:

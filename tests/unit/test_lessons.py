@@ -12,6 +12,7 @@ import tunecast
 from tunecast.cli.main import main
 from tunecast.errors import NotResolved, UsageError
 from tunecast.learn import lessons
+from tunecast.learn.runs_store.session import StoreAway
 from tunecast.learn.runs_store.store import open_store
 
 pytestmark = pytest.mark.whole
@@ -94,7 +95,28 @@ def test_a_store_that_cannot_be_read_is_said_and_the_prediction_is_made(home: Pa
     (home / "runs.db").write_text("no database" * 200)
     found = tunecast.predict(MODEL, JOB)
     assert found.time is not None and found.time.step_s == shipped
-    assert any(told.startswith("nothing is learned from your runs: ") for told in found.assumptions)
+    assert any(told.startswith("nothing is learned from your runs: ") for told in found.warnings), "without --details"
+
+
+def test_a_server_that_does_not_answer_is_asked_once_a_minute(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that hangs takes 10 s; a fit makes dozens of predictions."""
+    asked = []
+
+    def away(card: str, environ: Any, **bounds: str) -> Any:
+        asked.append(card)
+        raise StoreAway("postgresql://host/runs does not answer")
+
+    monkeypatch.setenv("TUNECAST_STORE", "postgresql://host/runs")
+    monkeypatch.setattr(lessons, "learn_card", away)
+    monkeypatch.setattr(lessons, "_away", {})
+    for _ in range(3):
+        found = lessons.learned_of("rtx-4090")
+        assert found is not None and found.problem == "postgresql://host/runs does not answer"
+    assert lessons.learned_elsewhere() == ({}, "postgresql://host/runs does not answer")
+    assert asked == ["rtx-4090"]
+    monkeypatch.setattr(lessons, "AWAY_S", 0.0)
+    lessons.learned_of("rtx-4090")
+    assert len(asked) == 2
 
 
 def test_a_reset_leaves_runs_out_and_its_undo_takes_them_back(home: Path) -> None:
@@ -157,6 +179,16 @@ def test_runs_compare_finds_those_of_the_store_first(home: Path, capsys: pytest.
     assert (found["time"]["runs"], found["time"]["low"]) == (8, pytest.approx(0.2))
     assert main([*given, "--details"]) == 0
     assert "yours 0000" in capsys.readouterr().out
+
+
+def test_runs_compare_leaves_out_a_store_that_cannot_be_read(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("compare", MODEL, "--method", "lora", "--gpu", "h200")
+    shipped = told(capsys, "runs", *words)
+    home.mkdir(parents=True)
+    (home / "runs.db").write_text("no database" * 200)
+    found = told(capsys, "runs", *words)
+    assert found["words"].startswith(f"{shipped['words']}; your own runs are left out: ")
+    assert {**found, "words": ""} == {**shipped, "words": ""} and shipped["runs"]
 
 
 @pytest.mark.parametrize(

@@ -241,6 +241,11 @@ def test_a_run_on_another_card_than_it_was_predicted_for_is_not_compared(capsys:
     listed = json.loads(said(capsys, "list", "--json"))
     assert [each["gpu"] for each in listed] == [None, "h100-sxm-80gb", "rtx-4090"], "what it ran on"
     assert plot_text(listed).startswith("Nothing to plot")
+    shown = said(capsys, "show", listed[0]["id"])
+    assert "another card, so the two say nothing of each other" in shown and "+25.0 %" not in shown
     with open_store() as store:
-        store.add(record(7, job=planned, hardware={"gpu": "h100-sxm-80gb", "gpus": 2}))
+        as_planned = record(7, job=planned, hardware={"gpu": "h100-sxm-80gb", "gpus": 2})
+        store.add(as_planned)
+    assert "+25.0 %" in said(capsys, "show", as_planned["id"])
+    assert said(capsys, "--state", "killed").endswith("is of what was asked for.\n"), "there are others"
     assert "time measured against predicted: +25.0 % (1 run)" in said(capsys)

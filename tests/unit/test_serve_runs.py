@@ -134,8 +134,8 @@ def test_a_run_that_goes_on_comes_first_with_its_line(home: Path) -> None:
     assert asked("runs", state="running") == asked("live") == found[:1]
     assert asked("run", id=found[0]["id"])["state"] == "running"
     with journal.open("a") as file:
-        file.write('{"event":"steps","line":"later"}\n{"event":"steps","line":"cut')
-    assert asked("live")[0]["line"] == "later"
+        file.write('{"event":"steps","line":"later","warnings":["the loader is slow"]}\n{"event":"steps","line":"cut')
+    assert asked("live")[0]["line"] == "later. The loader is slow"
 
 
 def test_a_launch_is_live_until_it_ended_or_fell_silent(home: Path) -> None:

@@ -26,6 +26,7 @@ from tunecast.learn.runs_store.store import open_store
 SOURCE = Path(__file__).parents[2] / "src"
 WATCHED = Path(__file__).parent / "watched"
 TRAINING = [sys.executable, str(WATCHED / "fake_training.py")]
+OUT_OF_MEMORY = [sys.executable, str(WATCHED / "out_of_memory.py")]
 
 
 def watch(folder: Path, *words: str, run: Any = subprocess.run, **more: Any) -> Any:
@@ -101,6 +102,18 @@ def test_out_of_memory_leaves_what_would_have_made_it_fit(tmp_path: Path) -> Non
     assert record["note"].startswith("would have fit with ")
     assert record["predicted"]["device_bytes"] > record["predicted"]["allocated_bytes"] > 20 << 30
     assert record["job"]["model"] == "qwen2.5-7b"
+
+
+def test_out_of_memory_of_a_program_without_a_trainer(tmp_path: Path) -> None:
+    """Nothing measures it from inside; what it ends with is known all the same."""
+    job = ("qwen2.5-7b", "--method", "lora", "--gpu", "rtx-4090")
+    done = watch(tmp_path, *job, "--", *OUT_OF_MEMORY, "oom")
+    assert (done.returncode, done.stdout) == (1, "caught\n") and done.stderr.count("Traceback") == 1
+    (record,) = records(tmp_path)
+    assert record["state"] == "oom" and record["note"].startswith("would have fit with ")
+    for word, state in (("well", "done"), ("other", "failed")):
+        watch(tmp_path / state, "--", *OUT_OF_MEMORY, word)
+        assert records(tmp_path / state)[0]["state"] == state
 
 
 def test_a_kill_leaves_what_was_measured(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from tunecast.door.runs import exported_lines, import_file, plotted_runs, prune,
 from tunecast.errors import UsageError, nearest_hint
 from tunecast.job.names import METHODS
 from tunecast.learn.record import STATES
+from tunecast.learn.recordable import ran_as_planned
 from tunecast.learn.runs_store.rows import RunFilters, filters_from, now_text
 from tunecast.report.runs.text import imported_text, published_text, run_text, runs_text
 
@@ -134,7 +135,11 @@ def _list(arguments: argparse.Namespace, word: str, argv: Sequence[str]) -> int:
 
 def _show(arguments: argparse.Namespace, word: str, argv: Sequence[str]) -> int:
     told = run_of(word).to_dict()
-    print(json.dumps(told) + "\n" if arguments.json else run_text(told, terminal_of(sys.stdout)), end="", flush=True)
+    if arguments.json:
+        print(json.dumps(told), flush=True)
+        return 0
+    planned = ran_as_planned(told["job"] or {}, told["hardware"] or {})
+    print(run_text(told, terminal_of(sys.stdout), as_planned=planned), end="", flush=True)
     return 0
 
 

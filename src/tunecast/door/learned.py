@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from tunecast.door.predict import calibration_for
 from tunecast.door.read import Source, read_on_card
-from tunecast.errors import UsageError
+from tunecast.errors import TunecastError, UsageError
 from tunecast.learn import lessons
 from tunecast.learn.learning import learn
 from tunecast.learn.lessons import Reset
@@ -25,7 +25,7 @@ from tunecast.prediction.lessons.correction import (
     posterior,
 )
 from tunecast.prediction.prediction import Prediction
-from tunecast.records import dataclass
+from tunecast.records import dataclass, replace
 from tunecast.result import Result
 
 if TYPE_CHECKING:
@@ -190,12 +190,17 @@ def reset_calibration(
 def compare_with_runs(
     job: Source, overrides: Mapping[str, object] | None = None, environ: Mapping[str, str] = os.environ
 ) -> RunsComparison:
-    """The measured runs nearest to a job."""
+    """The measured runs nearest to a job. Where the store cannot be read, of those that ship, and its words say why."""
     from tunecast.job.further import models_of
     from tunecast.learn.comparing import compare_runs, own_records
 
     asked = read_on_card(job, overrides)
-    return compare_runs(asked, models_of(asked), own_records(environ))
+    try:
+        own, problem = own_records(environ), ""
+    except TunecastError as error:
+        own, problem = [], f"; your own runs are left out: {error.message}"
+    found = compare_runs(asked, models_of(asked), own)
+    return replace(found, words=found.words + problem)
 
 
 def _card(name: str) -> str:

@@ -19,7 +19,7 @@ from tunecast.launching import ledger
 from tunecast.launching.rendering import RECORDED
 from tunecast.learn.inside.merge import RUN
 from tunecast.learn.intake import goes_on
-from tunecast.learn.journal import record_of
+from tunecast.learn.journal import record_of, said_in
 from tunecast.learn.record import MeasuredRun, run_from
 from tunecast.learn.runs_store.place import RUNNING, data_folder, has_store
 from tunecast.learn.runs_store.rows import RunFilters, RunSummary, filters_from, now_text, summary
@@ -42,7 +42,7 @@ journal has a line a second while it does (learn/inside/journal.py)."""
 class LiveRun:
     run: RunSummary
     line: str | None
-    """Measured against predicted, as `tunecast watch` says it; None: it has said nothing yet."""
+    """Measured against predicted, and what is wrong, as `tunecast watch` says it; None: it has said nothing yet."""
 
     def to_dict(self) -> dict[str, Any]:
         return {**self.run.to_dict(), "line": self.line}
@@ -114,8 +114,7 @@ def _journal_bytes(place: Path) -> int:
 
 def last_said(path: Path) -> str | None:
     """As `learn.journal.last_line`, of a journal that is looked at again and again: only its end is read."""
-    said = (line["line"] for line in _last_lines(path) if isinstance(line.get("line"), str))
-    return next(said, None)
+    return next(filter(None, map(said_in, _last_lines(path))), None)
 
 
 def _last_lines(path: Path) -> Iterator[dict[str, Any]]:

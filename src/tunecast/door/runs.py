@@ -40,6 +40,8 @@ class StoredRuns:
     place: str
     waiting: int = 0
     """Records that a server has not got yet."""
+    filtered: bool = False
+    """Whether it is of some runs only."""
 
     @property
     def count(self) -> int:
@@ -50,7 +52,7 @@ class StoredRuns:
 
     def shown(self) -> RunsShown:
         """As a report draws it."""
-        return RunsShown(self.place, self.to_dict(), self.states, self.memory, self.time, self.waiting)
+        return RunsShown(self.place, self.to_dict(), self.states, self.memory, self.time, self.waiting, self.filtered)
 
     def _repr_html_(self) -> str:
         from tunecast.report.page.notebook import fragment, note, table  # it loads everything that is drawn there
@@ -116,7 +118,7 @@ def runs(
         listed = tuple(store.summaries(limit, asked))
         return StoredRuns(
             listed, store.counts(asked), _spread(store, "memory_ratio", asked), _spread(store, "time_ratio", asked),
-            store.place.shown, store.waiting(),
+            store.place.shown, store.waiting(), asked != RunFilters(),
         )  # fmt: skip
 
 

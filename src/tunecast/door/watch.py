@@ -20,9 +20,10 @@ from tunecast.learn.inside.callback import InsideCallback
 from tunecast.learn.inside.live import Live, line
 from tunecast.learn.inside.loop import Watch, watched_loop
 from tunecast.learn.inside.machine import place_of
+from tunecast.learn.inside.merge import OOM
 from tunecast.learn.inside.outside import Limits
 from tunecast.learn.inside.outside import watch as watch_program
-from tunecast.learn.inside.process import OOM, WatchedProcess, the_process
+from tunecast.learn.inside.process import WatchedProcess, the_process
 from tunecast.learn.intake import add, complete, new_folder
 from tunecast.learn.record import salvaged
 from tunecast.records import dataclass
@@ -115,20 +116,22 @@ def plain(text: str) -> str:
 
 
 def kept(record: Mapping[str, Any], folder: str, told: TextIO | None) -> bool:
-    """Added to the store; else its journal stays."""
+    """Whether the store has it now. One that waits for a server is on the disk; else its journal stays."""
     record, left_out = salvaged(record)
     if left_out:
         say(f"left out of the record, as none takes such a value: {', '.join(left_out)}", told)
     try:
-        add(record)
+        stored = add(record)
     except TunecastError as error:
         say(f"not kept: {error.message}; its journal is {folder}", told)
         return False
     shutil.rmtree(folder, ignore_errors=True)
-    say(f"{record['state']}; kept as run {str(record['id'])[:8]}", told)
+    name = f"run {str(record['id'])[:8]}"
+    waits = f"the store's server is away: {name} waits on this machine, and `tunecast runs` brings it there"
+    say(f"{record['state']}; {f'kept as {name}' if stored else waits}", told)
     if record.get("note"):
         say(str(record["note"]), told)
-    return True
+    return stored
 
 
 def say(text: str, told: TextIO | None) -> None:
@@ -172,9 +175,13 @@ def _process(source: str, job: Job | None) -> WatchedProcess | None:
     def finished(record: dict[str, Any]) -> None:
         ended = complete(with_note(record, folder, job))
         time, memory = ended["time"] or {}, ended["memory"] or {}
-        measured = {"recent_s": time.get("step_s"), "memory": memory, "phase": "end", "step": time.get("steps")}
-        say(line(Live(expected, measured, {"device_bytes": memory.get("device_bytes")}, 0.0)), sys.stderr)
+        measured = {"time": time, "memory": memory, "step": time.get("steps")}
+        say(line(Live(expected, measured, {"device_bytes": memory.get("device_bytes")}, 0.0), over=True), sys.stderr)
         kept(ended, folder, sys.stderr)
 
     described = {name: expected.get(name) for name in DESCRIBED}
-    return the_process(lambda: WatchedProcess(folder, source, alone=True, described=described, finished=finished))
+    return the_process(
+        lambda: WatchedProcess(
+            folder, source, alone=True, described=described, expected=expected, told=sys.stderr, finished=finished
+        )
+    )

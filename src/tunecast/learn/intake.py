@@ -13,7 +13,7 @@ import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -88,23 +88,34 @@ def _text(path: str | Path) -> str | None:
         return None
 
 
-def add(record: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> None:
-    """To the store that `TUNECAST_STORE` names. Raises `TunecastError` where it takes none."""
+def add(record: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> bool:
+    """To the store that `TUNECAST_STORE` names; False: it waits for a server that is away. Raises `TunecastError` where
+    it is neither."""
     with open_store(environ) as store:
-        store.add(record)
+        return store.add(record)
 
 
-def take(folder: Path, environ: Mapping[str, str] = os.environ, *, here: bool = True) -> dict[str, Any] | None:
+def as_it_is(record: Mapping[str, Any], folder: str) -> Mapping[str, Any]:
+    return record
+
+
+Noted = Callable[[Mapping[str, Any], str], Mapping[str, Any]]
+"""From a record and its folder to the record with a note of what would have made it fit."""
+
+
+def take(
+    folder: Path, environ: Mapping[str, str] = os.environ, *, here: bool = True, noted: Noted = as_it_is
+) -> dict[str, Any] | None:
     """The record of a run that is over, added to the store; None where the folder holds no journal."""
     try:
-        record, _ = salvaged(complete(record_of(folder), environ, here=here))
+        record, _ = salvaged(complete(noted(record_of(folder), str(folder)), environ, here=here))
     except NotResolved:
         return None
     add(record, environ)
     return record
 
 
-def take_killed(environ: Mapping[str, str] = os.environ) -> Iterator[dict[str, Any]]:
+def take_killed(environ: Mapping[str, str] = os.environ, *, noted: Noted = as_it_is) -> Iterator[dict[str, Any]]:
     """Runs of this machine whose process is gone and left its journal."""
     try:
         places = sorted((data_folder(environ) / RUNNING).iterdir())
@@ -114,7 +125,7 @@ def take_killed(environ: Mapping[str, str] = os.environ) -> Iterator[dict[str, A
         if not place.name.partition("-")[0].isdecimal() or goes_on(place):
             continue
         try:
-            record = take(place, environ)
+            record = take(place, environ, noted=noted)
         except UsageError:  # no record, whoever wrote it: kept, and not looked at again
             with contextlib.suppress(OSError):
                 place.rename(place.with_name(f"{BAD}-{place.name}"))
@@ -138,14 +149,16 @@ def goes_on(place: Path) -> bool:
     )
 
 
-def take_launched(folder: Path, environ: Mapping[str, str] = os.environ, *, here: bool = True) -> list[dict[str, Any]]:
+def take_launched(
+    folder: Path, environ: Mapping[str, str] = os.environ, *, here: bool = True, noted: Noted = as_it_is
+) -> list[dict[str, Any]]:
     """Records of a launch that is over, those of its earlier starts too; each once."""
     found = []
     for journal in sorted(folder.glob(f"**/{RUN}")):
         marker = journal.parent / TAKEN
         if marker.exists():
             continue
-        record = take(journal.parent, environ, here=here)
+        record = take(journal.parent, environ, here=here, noted=noted)
         if record is not None:
             found.append(record)
             with contextlib.suppress(OSError):

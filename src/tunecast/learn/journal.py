@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,5 +37,14 @@ def last_line(folder: Path) -> str | None:
     """What was last said of a run: measured against predicted."""
     found = None
     for line in lines(str(folder / RUN)):
-        found = line.get("line") or found
+        found = said_in(line) or found
     return found
+
+
+def said_in(line: Mapping[str, Any]) -> str | None:
+    """Of a journal's line: what compared it with its prediction, and the warnings that held then."""
+    told, warned = line.get("line"), line.get("warnings")
+    if not isinstance(told, str) or not told:
+        return None
+    each = [text for text in warned if isinstance(text, str) and text] if isinstance(warned, list) else []
+    return ". ".join([told, *(f"{text[0].upper()}{text[1:]}" for text in each)])

@@ -26,6 +26,10 @@ NEWEST = 500
 MOST_BYTES = 1 << 22
 AGE_S = 300
 """Of a server's answer: nothing says whether it has new runs but asking it."""
+AWAY_S = 60.0
+"""A server that did not answer is not asked again so soon: one that hangs takes 10 s, and a fit asks often."""
+_away: dict[str, tuple[float, str]] = {}
+"""By `TUNECAST_STORE`: when it did not answer, and what was said."""
 SCHEMA = "tunecast.learned/1"
 RESETS = "tunecast.resets/1"
 MOST_RESETS = 1000
@@ -61,6 +65,8 @@ def learned_of(card: str, environ: Mapping[str, str] = os.environ) -> Learned | 
         return None
     from tunecast.prediction.lessons.correction import Learned
 
+    if told := _still_away(environ):
+        return Learned(problem=told)
     try:
         stamp = _stamp(environ)
         kept = _kept(card, stamp, environ)
@@ -70,7 +76,28 @@ def learned_of(card: str, environ: Mapping[str, str] = os.environ) -> Learned | 
         _keep(card, stamp, found, environ)
         return found
     except TunecastError as error:
-        return Learned(problem=error.message)
+        return Learned(problem=_noted(error, environ))
+
+
+def _still_away(environ: Mapping[str, str]) -> str:
+    """What was said of a server that did not answer a moment ago; empty where it may be asked."""
+    if not _away:
+        return ""
+    import time
+
+    since, told = _away.get(environ.get("TUNECAST_STORE", ""), (-AWAY_S, ""))
+    return told if time.monotonic() - since < AWAY_S else ""
+
+
+def _noted(error: TunecastError, environ: Mapping[str, str]) -> str:
+    """What went wrong; of a server that does not answer it is remembered."""
+    import time
+
+    from tunecast.learn.runs_store.session import StoreAway
+
+    if isinstance(error, StoreAway):
+        _away[environ.get("TUNECAST_STORE", "")] = time.monotonic(), error.message
+    return error.message
 
 
 def learn_card(card: str, environ: Mapping[str, str] = os.environ, *, since: str = "", until: str = "") -> Learned:
@@ -117,10 +144,12 @@ def learned_elsewhere(environ: Mapping[str, str] = os.environ) -> tuple[dict[str
     from tunecast.prediction.lessons import correction
 
     made = {}
+    if told := _still_away(environ):
+        return {}, told
     try:
         cards = cards_with_runs(environ)
     except TunecastError as error:
-        return {}, error.message
+        return {}, _noted(error, environ)
     for card in cards:
         found = learned_of(card, environ)
         if found is not None and found.problem:

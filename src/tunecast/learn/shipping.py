@@ -24,7 +24,7 @@ from tunecast.records import replace
 
 SOURCES = (
     *("__init__.py", "batches.py", "callback.py", "export.py", "host_memory.py", "journal.py", "live.py", "machine.py"),
-    *("measure.py", "merge.py", "nvml.py", "outside.py", "process.py", "sampler.py", "sitecustomize.py"),
+    *("measure.py", "merge.py", "nvml.py", "outside.py", "process.py", "sampler.py", "sitecustomize.py", "telling.py"),
 )
 
 

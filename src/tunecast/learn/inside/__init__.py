@@ -23,4 +23,5 @@ record.py         Beside a launched job: puts the files that measure it in their
 sampler.py        The cards and the processes of a run, looked at from outside about twice a second
 sitecustomize.py  In a folder first on PYTHONPATH: every Python that a watched program starts runs this, then the
                   sitecustomize it would have run
+telling.py        What is said to people while a run goes on: one line again and again, and each warning once
 """

@@ -15,6 +15,10 @@ from tunecast.learn.inside.process import WatchedProcess, watched_from_outside
 MOST_AHEAD = 100_000
 """Micro-batches of one step, which the Trainer collects before it begins."""
 
+SUMMARY = "train_runtime"
+"""In the Trainer's last log, just before `on_train_end`: there MLflowCallback and TrackioCallback close their runs, and
+they come before callbacks that a program names."""
+
 
 class InsideCallback:
     """Measures the trainings of its process. `make` gives what it measures with where nothing outside does."""
@@ -93,6 +97,8 @@ class InsideCallback:
         if self._process is not None and isinstance(logs, dict) and "loss" in logs:
             self._process.loss = (state.global_step, logs["loss"])
             self._process.read_loss()
+        if self._process is not None and self._training and isinstance(logs, dict) and SUMMARY in logs:
+            self._process.tell_trackers()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         if self._process is not None and self._training:

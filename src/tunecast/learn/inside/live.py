@@ -51,24 +51,26 @@ class Live(NamedTuple):
         return max(0, of - (self.inside.get("step") or 0)) * float(spent) / float(steps)
 
 
-def line(live: Live) -> str:
-    """`step 120 of 1,000: 1.52 s per step (predicted 1.60); 18.2 GiB (predicted 18.4); 22 min left, $0.31`."""
+def line(live: Live, *, over: bool = False) -> str:
+    """`step 120 of 1,000; 1.52 s per step (predicted 1.60 s); 18.20 GiB (predicted 18.40 GiB); 22 min left`.
+    `over`: of the whole run, as its record has it, and nothing is left."""
     step, of = live.inside.get("step") or 0, live.inside.get("of") or 0
     parts = []
     if not live.inside:
-        parts.append(f"runs for {duration(live.elapsed_s)}")
+        parts.append(f"{'ran' if over else 'runs'} for {duration(live.elapsed_s)}")
     elif not step:
         parts.append(f"{live.inside.get('phase', 'load')} for {duration(live.elapsed_s)}")
     else:
         phase = live.inside.get("phase")
         doing = f", {phase}" if phase in ("evaluation", "save") else ""
         parts.append(f"step {step:,}{f' of {of:,}' if of > 0 else ''}{doing}")
-    if live.step_s is not None:
-        parts.append(f"{seconds(live.step_s)} per step{_predicted(live.predicted.get('step_s'), seconds)}")
+    step_s = (live.inside.get("time") or {}).get("step_s") if over else live.step_s
+    if step_s is not None:
+        parts.append(f"{seconds(step_s)} per step{_predicted(live.predicted.get('step_s'), seconds)}")
     if live.device_bytes is not None:
         parts.append(f"{size(live.device_bytes)}{_predicted(live.predicted.get('device_bytes'), size)}")
     left = live.left_s
-    if left is not None and live.inside.get("phase") != "end":
+    if left is not None and not over and live.inside.get("phase") != "end":
         money = "" if live.usd_per_hour is None else f", ${left / 3600 * live.usd_per_hour:,.2f} more"
         parts.append(f"{duration(left)} left{money}")
     return "; ".join(parts)

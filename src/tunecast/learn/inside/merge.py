@@ -16,7 +16,8 @@ IDLE_FRACTION = 0.2
 """Of the card's time, by NVML: what is idle more often waits for its host."""
 WAITING_POWER_FRACTION = 0.5
 """Of its power limit: NCCL's kernels spin while they wait for other cards, so that a card is busy and draws little."""
-RUN = "run.jsonl"
+RUN, OOM = "run.jsonl", "oom.txt"
+"""In a run's folder: its journal, and what PyTorch's allocator said when it had no room."""
 
 Parts = Mapping[str, Any]
 
@@ -142,10 +143,11 @@ def insides_of(folder: str, journal: str = RUN) -> list[dict[str, Any]]:
     return [each for each in found if each is not None and "rank" in each]
 
 
-def state_of(insides: Sequence[Parts], status: int | None) -> str:
-    """`status`: the program's own, negative for a signal as `subprocess` has it; None: nobody saw its end."""
+def state_of(insides: Sequence[Parts], status: int | None, *, oom: bool = False) -> str:
+    """`status`: the program's own, negative for a signal as `subprocess` has it; None: nobody saw its end. `oom`: some
+    Python of it ended for lack of memory on the card."""
     states = {each.get("state") for each in insides}
-    if "oom" in states:
+    if "oom" in states or (oom and status != 0):
         return "oom"
     if any(each.get("stopped") for each in insides):
         return "stopped"
@@ -172,7 +174,8 @@ def merged_folder(folder: str, status: int | None, ended: float | None, journal:
         return None
     insides = insides_of(folder, journal)
     known = described(head, insides)
-    return merge(known, insides, outside, state_of(insides, status), last_at if ended is None else ended)
+    state = state_of(insides, status, oom=os.path.exists(os.path.join(folder, OOM)))
+    return merge(known, insides, outside, state, last_at if ended is None else ended)
 
 
 def described(head: Parts, insides: Sequence[Parts]) -> dict[str, Any]:

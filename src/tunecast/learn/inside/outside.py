@@ -17,7 +17,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TextIO
 
 from tunecast.learn.inside.host_memory import host_memory, killed_note
@@ -28,16 +28,17 @@ from tunecast.learn.inside.merge import RUN, insides_of, merged_folder, state_of
 from tunecast.learn.inside.nvml import load
 from tunecast.learn.inside.process import FOLDER, STOP, STOP_AT, head, write_whole
 from tunecast.learn.inside.sampler import EVERY_S, Sampler
+from tunecast.learn.inside.telling import Told, is_terminal
 
 PASSED = ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGQUIT", "SIGCONT")
 """Signals that schedulers send. SIGINT too, but where a terminal sends it to both."""
 WRITE_EVERY_S = 5.0
-AT_TERMINAL_S, ELSEWHERE_S = 2.0, 600.0
-"""Between two lines that are shown."""
 GRACE_S = 60.0
 """For a training to begin its checkpoint after it was asked to."""
 KILL_S = 300.0
 """After SIGTERM, for a program to save in its own way; then SIGKILL, since a limit that is not kept costs on."""
+ABOUT_LIMITS = ("stop", "ended", "killed")
+"""What is said of a limit, which holds from then on."""
 INSIDE, EXPECTED, EARLIER = "inside", "record.json", "earlier"
 """In a run's folder; beside that of a launch; and what a job leaves that is started again."""
 PACKAGE = "tunecast_run"
@@ -109,7 +110,7 @@ def watch(
     if why:
         say.once("nvml", why)
     began = time.time()
-    own_group = not _is_terminal(sys.stdin)
+    own_group = not is_terminal(sys.stdin)
     try:
         started = subprocess.Popen(
             list(command),
@@ -151,6 +152,7 @@ class _WatchedProgram:
         self._memory = host_memory(ram_bytes=ram_bytes())
         self._written = 0.0
         self._outside: dict[str, Any] = {}
+        self._warned: dict[str, str] = {}
         self._followers: dict[str, Follower] = {}
         node = place_of()["rank"] if "NODE_RANK" not in os.environ else os.environ["NODE_RANK"]
         self.journal = Journal(os.path.join(folder, RUN if str(node) == "0" else f"run-{node}.jsonl"))
@@ -169,7 +171,8 @@ class _WatchedProgram:
             self._written, self._outside = now, self.sampler.summary()
             self.journal.append({"event": "seen", "at": now, "outside": self._outside, **self._said()})
         live = self.live(now)
-        for about, text in warnings(live).items():
+        self._warned = warnings(live)
+        for about, text in self._warned.items():
             self.say.once(about, text)
         self.say.now(line(live))
         self._limit(now - self.began, live)
@@ -178,7 +181,9 @@ class _WatchedProgram:
         return Live(self.expected, self.inside, self._outside, now - self.began, self.limits.usd_per_hour)
 
     def _said(self) -> dict[str, Any]:
-        return {"line": self.say.last, "warnings": list(self.say.texts.values())}
+        """Warnings that hold now: what was said of a rate that is in its range again would contradict the line."""
+        limits = {about: self.say.texts[about] for about in ABOUT_LIMITS if about in self.say.texts}
+        return {"line": self.say.last, "warnings": [*self._warned.values(), *limits.values()]}
 
     def _follow(self) -> None:
         """The first rank's newest line."""
@@ -198,7 +203,7 @@ class _WatchedProgram:
         if self._ended_it is not None and not self._killed_it and elapsed_s - self._ended_it >= KILL_S:
             self._killed_it = True
             self.say.once("killed", f"it goes on {duration(KILL_S)} after SIGTERM: SIGKILL is sent")
-            _send(self.started.pid, signal.SIGKILL, not _is_terminal(sys.stdin))
+            _send(self.started.pid, signal.SIGKILL, not is_terminal(sys.stdin))
         if ends_s is None or self._ended_it is not None or self.stop_acknowledged:
             return
         spans = (self.inside.get("time") or {}).get("phases_s") or {}
@@ -212,13 +217,13 @@ class _WatchedProgram:
             self._ended_it = elapsed_s
             what = "nothing in it can be asked to save" if self._asked is None else "it did not save when asked to"
             self.say.once("ended", f"{self.limits.name()} is reached, and {what}: SIGTERM is sent")
-            _send(self.started.pid, signal.SIGTERM, not _is_terminal(sys.stdin))
+            _send(self.started.pid, signal.SIGTERM, not is_terminal(sys.stdin))
 
     def end(self, status: int) -> Ended:
         self._follow()
         self._outside = self.sampler.summary()
         now = time.time()
-        self.say.end(line(self.live(now)))
+        self.say.end(line(self.live(now), over=True))
         self.journal.append({"event": "seen", "at": now, "outside": self._outside, **self._said()})
         record = merged_folder(self.folder, status, now)
         insides = insides_of(self.folder)
@@ -238,60 +243,6 @@ def _was_killed(status: int, insides: Sequence[Mapping[str, Any]]) -> bool:
     """By SIGKILL: itself, as a shell tells it, or a rank without a last line whose launcher then ended with 1."""
     lost_a_rank = status == 1 and any(each.get("state") is None for each in insides)
     return status in (-signal.SIGKILL, 128 + signal.SIGKILL) or lost_a_rank
-
-
-class Told:
-    """Lines for people: refreshed at a terminal, rare elsewhere. None: nobody is told."""
-
-    def __init__(self, stream: TextIO | None, clock: Callable[[], float] = time.monotonic) -> None:
-        self._stream, self._clock = stream, clock
-        self._terminal = stream is not None and _is_terminal(stream)
-        self._next, self._open = clock(), False
-        self.last, self.texts = "", dict[str, str]()
-
-    def once(self, about: str, text: str) -> None:
-        if about not in self.texts:
-            self.texts[about] = text
-            self._print(text)
-
-    def now(self, text: str) -> None:
-        self.last = text
-        if self._clock() < self._next:
-            return
-        self._next = self._clock() + (AT_TERMINAL_S if self._terminal else ELSEWHERE_S)
-        if not self._terminal:
-            self._print(text)
-        elif self._stream is not None:
-            self._write(f"\r\x1b[2K{text[: _width() - 1]}")
-            self._open = True
-
-    def end(self, text: str) -> None:
-        self.last = text
-        self._print(text)
-
-    def _print(self, text: str) -> None:
-        clear = "\r\x1b[2K" if self._open else ""
-        self._open = False
-        self._write(f"{clear}tunecast: {text}\n")
-
-    def _write(self, text: str) -> None:
-        if self._stream is not None:
-            with contextlib.suppress(OSError, ValueError):
-                self._stream.write(text)
-                self._stream.flush()
-
-
-def _width() -> int:
-    with contextlib.suppress(OSError, ValueError):
-        return os.get_terminal_size(2).columns or 80
-    return 80
-
-
-def _is_terminal(stream: Any) -> bool:
-    try:
-        return bool(stream.isatty())
-    except (AttributeError, ValueError, OSError):
-        return False
 
 
 def _before_it_runs(own_group: bool) -> None:

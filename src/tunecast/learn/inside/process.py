@@ -9,22 +9,24 @@ import re
 import secrets
 import sys
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TextIO
 
 from tunecast.learn.inside.export import export
 from tunecast.learn.inside.journal import SCHEMA, Journal, utc
+from tunecast.learn.inside.live import Live, line, warnings
 from tunecast.learn.inside.machine import card, host, place_of, software
 from tunecast.learn.inside.measure import Measures, process_began
-from tunecast.learn.inside.merge import merge
+from tunecast.learn.inside.merge import OOM, merge
 from tunecast.learn.inside.nvml import load
 from tunecast.learn.inside.sampler import Sampler
+from tunecast.learn.inside.telling import Told
 
 FOLDER = "TUNECAST_RUN"
 """The folder of the run that this process is part of, where something outside watches it: every rank has its journal
 there."""
-STOP, STOP_AT, OOM = "stop", "stop_at", "oom.txt"
-"""In that folder: what outside asks for, the step at which all ranks do it, and the message of PyTorch's allocator."""
+STOP, STOP_AT = "stop", "stop_at"
+"""In that folder: what outside asks for, and the step at which all ranks do it."""
 LOOK_EVERY_S = 0.2
 AHEAD = 3
 """Steps between a request to stop and the stop, of several ranks: each step they wait for each other, so that none is
@@ -36,7 +38,8 @@ THE_PROCESS = "_tunecast_process"
 
 
 class WatchedProcess:
-    """`finished` takes the record, where nothing outside does."""
+    """`finished` takes the record, where nothing outside does; then this one also says how it goes, to `told`, against
+    what was `expected`."""
 
     def __init__(
         self,
@@ -45,6 +48,8 @@ class WatchedProcess:
         *,
         alone: bool,
         described: dict[str, Any] | None = None,
+        expected: Mapping[str, Any] | None = None,
+        told: TextIO | None = None,
         finished: Callable[[dict[str, Any]], None] | None = None,
     ) -> None:
         self.folder, self.alone, self._number = folder, alone, os.getpid()
@@ -55,6 +60,8 @@ class WatchedProcess:
         self.stopped_at: int | None = None
         self.over = False
         self.state = "failed"
+        self._exported: list[str] = []
+        self._expected, self._say = expected or {}, Told(told, shares=True)
         self._finished = finished
         self._looked = 0.0
         self._stop_at: int | None = None
@@ -75,13 +82,24 @@ class WatchedProcess:
     def _line(self) -> dict[str, Any] | None:
         """Asked for by the journal's thread, which may wait for the card; the training does not."""
         self.read_loss()
-        line = {"event": "steps", "at": time.time(), **self.measures.so_far()}
+        found = {"event": "steps", "at": time.time(), **self.measures.so_far()}
         if self.alone:
             self._sampler.sample(self.measures.phase)
-            line["outside"] = self._sampler.summary()
+            found["outside"] = self._sampler.summary()
+            found |= self._said(found)
         if self.measures.losses.values:
-            line["loss"] = self.measures.losses.values[-1]
-        return line
+            found["loss"] = self.measures.losses.values[-1]
+        return found
+
+    def _said(self, found: Mapping[str, Any]) -> dict[str, Any]:
+        """As `tunecast watch` says it of a program from outside."""
+        live = Live(self._expected, found, found["outside"], found["at"] - self.began)
+        warned, told = warnings(live), line(live)
+        for about, text in warned.items():
+            self._say.once(about, text)
+        if live.step_s is not None and not self.over:
+            self._say.now(told)
+        return {"line": told, "warnings": list(warned.values())}
 
     def read_loss(self) -> None:
         """A loss on the card is read here, once a second, and not where the training says it."""
@@ -118,13 +136,14 @@ class WatchedProcess:
         """Training is over, the program perhaps not."""
         self.state = "stopped" if self.stopped_at is not None else "done"
         self.measures.enter("end")
-        self._export()
+        self.tell_trackers()
         if self.alone:
             self.end(self.state)
 
-    def _export(self) -> None:
-        if self.place["rank"] == 0:
-            export(self._merged(self.state))
+    def tell_trackers(self) -> None:
+        """Once."""
+        if self.place["rank"] == 0 and not self._exported:
+            self._exported = export(self._merged(self.state))
 
     def _merged(self, state: str) -> dict[str, Any]:
         self.read_loss()
@@ -132,13 +151,9 @@ class WatchedProcess:
         return merge(self._described(), [inside], self._sampler.summary(), state, time.time())
 
     def failed(self, error: BaseException | None) -> None:
-        """Of an exception its kind is kept, and of PyTorch's allocator its message, which holds sizes alone."""
-        name = "" if error is None else type(error).__name__
-        if name == "OutOfMemoryError" or (isinstance(error, RuntimeError) and OUT_OF_MEMORY.search(str(error))):
+        """Of an exception its kind is kept."""
+        if keep_out_of_memory(self.folder, error):
             self.state = "oom"
-            message = OUT_OF_MEMORY.search(str(error))
-            if message is not None:
-                write_whole(os.path.join(self.folder, OOM), str(error)[message.start() :][:MOST_MESSAGE])
         else:
             self.state = "killed" if isinstance(error, KeyboardInterrupt) else "failed"
         self.end(self.state)
@@ -196,6 +211,15 @@ def watched_from_outside() -> WatchedProcess | None:
     if not folder or not os.path.isdir(folder):
         return None
     return the_process(lambda: WatchedProcess(folder, "watch", alone=False))
+
+
+def keep_out_of_memory(folder: str, error: BaseException | None) -> bool:
+    """Whether a program ended for lack of memory on the card. Its message, which holds sizes alone, is kept in the
+    run's folder."""
+    found = OUT_OF_MEMORY.search(str(error)) if isinstance(error, RuntimeError) else None
+    if found is not None:
+        write_whole(os.path.join(folder, OOM), str(error)[found.start() :][:MOST_MESSAGE])
+    return found is not None or type(error).__name__ == "OutOfMemoryError"
 
 
 def number_in(path: str) -> int | None:

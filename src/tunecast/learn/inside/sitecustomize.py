@@ -1,6 +1,6 @@
 """In a folder first on PYTHONPATH: every Python that a watched program starts runs this, then the sitecustomize it
-would have run. Once `transformers.trainer` is imported, its `DEFAULT_CALLBACKS` have one more; nothing else is
-changed."""
+would have run. Once `transformers.trainer` is imported, its `DEFAULT_CALLBACKS` have one more; an exception that nobody
+catches is looked at before Python shows it, and kept where the card had no memory left. Nothing else is changed."""
 
 import importlib.abc
 import importlib.machinery
@@ -38,6 +38,23 @@ class TrainerImport(importlib.abc.MetaPathFinder):
         return spec
 
 
+def keep_out_of_memory(folder: str) -> None:
+    """Of a program without a Trainer nothing else knows why it ended."""
+    before = sys.excepthook
+
+    def hook(kind, error, trace):  # type: ignore[no-untyped-def]
+        if issubclass(kind, RuntimeError):  # torch.OutOfMemoryError is one
+            try:
+                from tunecast.learn.inside.process import keep_out_of_memory as keep
+
+                keep(folder, error)
+            except Exception:
+                pass
+        before(kind, error, trace)
+
+    sys.excepthook = hook
+
+
 def run_the_next() -> None:
     """The sitecustomize that this one stands before, where there is one."""
     others = [each for each in sys.path if os.path.abspath(each or os.curdir) != HERE]
@@ -51,4 +68,5 @@ def run_the_next() -> None:
 if __name__ == "sitecustomize":
     if os.environ.get("TUNECAST_RUN"):
         sys.meta_path.insert(0, TrainerImport())
+        keep_out_of_memory(os.environ["TUNECAST_RUN"])
     run_the_next()

@@ -194,13 +194,13 @@ def timing(
         energy=None if whole is None else _energy(job, clock.gpu, whole, mean),
         assumptions=(
             *_calibrated(calibration),
-            *_learned(learned, steps.correction),
+            *(() if steps.correction is None else (f"time: {steps.correction.words}",)),
             *_full_rows(job),
             *_generated(job, model, clock.gpu),
             *(() if whole is None else whole.assumptions),
             *(() if outside is None else outside.assumptions),
         ),
-        warnings=() if clock.cluster is None else clock.cluster.warnings,
+        warnings=(*_not_learned(learned), *(() if clock.cluster is None else clock.cluster.warnings)),
         learned=steps.correction,
     )
 
@@ -211,10 +211,8 @@ def _calibrated(calibration: Calibration | None) -> tuple[str, ...]:
     return (f"time: prices of this machine's own {calibration.device}, measured {calibration.measured}",)
 
 
-def _learned(learned: Learned | None, correction: Correction | None) -> tuple[str, ...]:
-    if learned is not None and learned.problem:
-        return (f"nothing is learned from your runs: {learned.problem}",)
-    return () if correction is None else (f"time: {correction.words}",)
+def _not_learned(learned: Learned | None) -> tuple[str, ...]:
+    return (f"nothing is learned from your runs: {learned.problem}",) if learned is not None and learned.problem else ()
 
 
 def _generated(job: Job, model: ModelConfig, gpu: Gpu) -> tuple[str, ...]:

@@ -22,10 +22,15 @@ nothing was learned: there are no runs with a predicted and a measured step. `tu
 def calibration_text(shown: Told) -> str:
     """Of `tunecast calibration show`."""
     told = [_card(card) for card in shown["cards"]] or [NOTHING]
-    resets = [f"  runs before {each['before']}{_of(each['card'])} do not count" for each in shown["resets"]]
-    if resets:
-        told.append("\n".join(["reset (tunecast calibration reset --undo takes the last back):", *resets, ""]))
+    if shown["resets"]:
+        told.append("\n".join(["reset:", *map(_reset, shown["resets"]), ""]))
     return "\n".join(told)
+
+
+def _reset(each: Told) -> str:
+    which = "--all" if each["card"] is None else f"--gpu {each['card']}"
+    of = _of(each["card"])
+    return f"  runs before {each['before']}{of} do not count. Taken back by: tunecast calibration reset {which} --undo"
 
 
 def _of(card: str | None) -> str:

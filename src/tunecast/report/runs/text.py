@@ -40,6 +40,8 @@ class RunsShown(NamedTuple):
     memory: RatioSpread | None
     time: RatioSpread | None
     waiting: int = 0
+    filtered: bool = False
+    """Whether it is of some runs only."""
 
     @property
     def total(self) -> int:
@@ -49,7 +51,7 @@ class RunsShown(NamedTuple):
 def runs_text(shown: RunsShown, terminal: Terminal = DEFAULT) -> str:
     if not shown.total:
         waits = _waiting(shown.waiting)
-        return "\n".join([f"{NOTHING} in {printable(shown.place)}: {HOW}.", *waits, ""])
+        return "\n".join([nothing(shown), *waits, ""])
     head = [terminal.paint(headline(shown), "bold"), *wrapped(spread_sentences(shown), "  ", terminal)]
     rows: list[tuple[str, ...]] = [("began (UTC)", "state", "card", "model", "method", "memory", "", "step", "", "id")]
     rows += [_row(each) for each in shown.rows]
@@ -57,6 +59,11 @@ def runs_text(shown: RunsShown, terminal: Terminal = DEFAULT) -> str:
     more = shown.total - len(shown.rows)
     foot = [f"and {more:,} more: --limit N, --since 30d, --gpu, --model, --method, --state"] if more > 0 else []
     return terminal.plain("\n".join([*head, "", *table, *foot, *_waiting(shown.waiting), ""]))
+
+
+def nothing(shown: RunsShown) -> str:
+    place = printable(shown.place)
+    return f"No run in {place} is of what was asked for." if shown.filtered else f"{NOTHING} in {place}: {HOW}."
 
 
 def headline(shown: RunsShown) -> str:
@@ -115,8 +122,8 @@ def _signed(ratio: float) -> str:
     return text if text.startswith("-") else f"+{text}"
 
 
-def run_text(run: Mapping[str, Any], terminal: Terminal = DEFAULT) -> str:
-    """All that was recorded of one."""
+def run_text(run: Mapping[str, Any], terminal: Terminal = DEFAULT, *, as_planned: bool = True) -> str:
+    """All that was recorded of one. `as_planned`: on the card that it was predicted for."""
     job, hardware = run["job"] or {}, run["hardware"] or {}
     memory, time, predicted = run["memory"] or {}, run["time"] or {}, run["predicted"] or {}
     used, tokens = run["utilization"] or {}, run["tokens"] or {}
@@ -129,14 +136,15 @@ def run_text(run: Mapping[str, Any], terminal: Terminal = DEFAULT) -> str:
         ("card", _hardware_words(hardware)),
         ("host", _host_words(hardware)),
         ("software", ", ".join(f"{name} {release}" for name, release in (run["software"] or {}).items())),
-        *((f"memory, {name}", _against(memory, predicted, f"{name}_bytes", gib)) for name in MEMORY),
+        ("predicted for", "" if as_planned or not predicted else "another card, so the two say nothing of each other"),
+        *((f"memory, {name}", _against(memory, predicted, f"{name}_bytes", gib, as_planned)) for name in MEMORY),
         ("fragmentation", _fragmentation_words(memory)),
         ("memory by phase", _by_phase(memory.get("by_phase_bytes"), gib)),
         ("steps", "" if time.get("steps") is None else f"{time['steps']:,}"),
-        ("time per step", _against(time, predicted, "step_s", duration)),
+        ("time per step", _against(time, predicted, "step_s", duration, as_planned)),
         ("steps, 8 of 10", _between(time.get("step_quantiles_s"))),
         ("first step", "" if time.get("first_step_s") is None else duration(time["first_step_s"])),
-        ("whole run", _against(time, predicted, "total_s", duration)),
+        ("whole run", _against(time, predicted, "total_s", duration, as_planned)),
         ("time by phase", _by_phase(time.get("phases_s"), duration)),
         ("tokens", _tokens_words(tokens)),
         ("card busy", "" if used.get("gpu_busy_fraction") is None else percent(used["gpu_busy_fraction"])),
@@ -205,12 +213,12 @@ def _energy_words(energy_j: float | None, power_w: float | None) -> str:
     return ", ".join(filter(None, [energy, "" if power_w is None else f"{power_w:,.0f} W"]))
 
 
-def _against(measured: Mapping[str, Any], predicted: Mapping[str, Any], name: str, words: Any) -> str:
+def _against(measured: Mapping[str, Any], predicted: Mapping[str, Any], name: str, words: Any, as_planned: bool) -> str:
     """`18.41 GiB; predicted 18.30 GiB (+0.6 %)`."""
     one, other = measured.get(name), predicted.get(name)
     told = [] if one is None else [words(one)]
     if other is not None:
-        off = f" ({_signed(one / other)})" if one and other else ""
+        off = f" ({_signed(one / other)})" if one and other and as_planned else ""
         told.append(f"predicted {words(other)}{off}")
     return "; ".join(told)
 
