@@ -77,6 +77,12 @@ def test_the_page_was_walked_as_it_is_now() -> None:
     assert len(result["passed"]) == result["inputs"]["journeys"] >= 15
 
 
+def test_every_address_of_the_api_was_asked() -> None:
+    from tunecast.web.api.openapi import document
+
+    assert result_of("api")["inputs"]["operations"] == len(document()["paths"].keys() - {"/api/runs/live"})
+
+
 def test_the_extension_was_used_as_it_is_now() -> None:
     result = result_of("vscode")
     assert result["inputs"]["sources"] == sources()
