@@ -176,6 +176,23 @@ await journey('while a plan is searched, nothing is said of the job before', asy
   return [page]
 })
 
+await journey('what was found before a search is broken off is kept', async () => {
+  const page = await opened(JOB)
+  await page.locator('.answer', { hasText: 'Rent ' }).waitFor()
+  const told = await page.evaluate(async () => {
+    const response = await fetch('api/plan', { method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify({ job: { model: 'gpt2', hardware: { gpu: 'rtx-4090' }, data: { tokens: 20000 } } }) })
+    return response.text()
+  })
+  const choice = told.split('\n\n').find((each) => each.startsWith('event: choice'))
+  const error = JSON.stringify({ code: 'limit', field: null, message: 'this takes more time than a request may' })
+  await page.route('**/api/plan', (route) => route.fulfill({ contentType: 'text/event-stream', body: `${choice}\n\nevent: error\ndata: ${error}\n\n` }))
+  await page.getByRole('radio', { name: 'QLoRA' }).check()
+  await page.locator('.why', { hasText: 'more time' }).waitFor()
+  demand((await page.locator('.name').allTextContents()).join().includes(JSON.parse(choice.split('data: ')[1]).hardware), 'it is lost')
+  demand((await page.locator('.answer').textContent()).startsWith('Cheapest so far'), 'the job before is answered')
+  return [page]
+})
+
 await journey('the plan streams in, its bill opens and adds up, and one click applies it', async () => {
   const page = await opened(`${JOB}&plan.within=6h&plan.eu=true`)
   const began = Date.now()
