@@ -77,6 +77,13 @@ def test_the_page_was_walked_as_it_is_now() -> None:
     assert len(result["passed"]) == result["inputs"]["journeys"] >= 15
 
 
+def test_every_address_of_the_api_was_asked() -> None:
+    from tunecast.web.api.openapi import document
+
+    apart = {"/api/runs/live", "/api/openapi.json"}  # which never ends, and what is read to know what to ask
+    assert result_of("api")["inputs"]["operations"] == len(document()["paths"].keys() - apart)
+
+
 def test_the_extension_was_used_as_it_is_now() -> None:
     result = result_of("vscode")
     assert result["inputs"]["sources"] == sources()

@@ -49,6 +49,13 @@ def test_no_package_is_recorded_with_the_place_it_was_fetched_from() -> None:
     assert all("integrity" in each for name, each in packages.items() if name)
 
 
+def test_packages_of_every_platform_are_recorded() -> None:
+    """`npm ci` of npm 11 refuses a lock without them, and other platforms could not build at all."""
+    packages = json.loads((WEB / "package-lock.json").read_text("utf-8"))["packages"]
+    named = {f"node_modules/{name}" for each in packages.values() for name in each.get("optionalDependencies", {})}
+    assert named and named <= packages.keys()
+
+
 @pytest.mark.whole
 @pytest.mark.skipif(
     shutil.which("npx") is None or not (WEB / "node_modules").exists(), reason="needs Node, and npm ci in web/"

@@ -227,6 +227,19 @@ def test_lists(served: Served) -> None:
     assert served.get("/api/openapi.json").json["openapi"] == "3.1.0"
 
 
+def test_what_is_published_is_what_is_routed() -> None:
+    """Neither an address that nobody reads of, nor one that is not there."""
+    from tunecast.web.api.openapi import document
+    from tunecast.web.http.app import application
+    from tunecast.web.safety import RateLimit, access_for
+
+    nothing: Any = None  # nobody asks
+    routes = application(nothing, nothing, access_for("127.0.0.1", None, ()), RateLimit()).app.routes
+    published = {(path, method.upper()) for path, methods in document()["paths"].items() for method in methods}
+    api = [each for each in routes if each.path.startswith("/api")]
+    assert published == {(each.path, way) for each in api for way in each.methods - {"HEAD"}}
+
+
 def test_an_upload_is_understood(served: Served) -> None:
     text = "base_model: meta-llama/Llama-3.1-8B\nadapter: lora\nlora_r: 8\nmicro_batch_size: 2\nsequence_len: 2048\n"
     found = served.post("/api/read", {"name": "mine/own.yml", "text": text}).json
@@ -405,6 +418,13 @@ def test_hostile_uploads(served: Served, name: str, text: str) -> None:
     answer = served.post("/api/read", {"name": name, "text": text})
     assert answer.status == 200 or 400 <= answer.status < 500, answer.body[:300]
     assert not os.path.exists("/tmp/tunecast-was-here")
+
+
+@pytest.mark.parametrize("extra", [{"X-Much": "a" * 17_000}, {f"X-{number}": "a" * 500 for number in range(34)}])
+def test_headers_that_are_too_large_are_refused_though_they_come_at_once(served: Served, extra: dict[str, str]) -> None:
+    for path in ("/", "/api/health"):
+        assert served.ask("GET", path, None, extra).status == 431
+    assert served.get("/?" + "a" * 17_000).status == 431
 
 
 def test_headers_that_never_end_are_given_up(served: Served) -> None:

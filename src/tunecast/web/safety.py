@@ -15,11 +15,14 @@ from ipaddress import ip_address
 
 from tunecast.errors import NotResolved, UsageError
 from tunecast.records import NamedTuple
+from tunecast.units import KIB
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 LEAST_TOKEN = 32
 """Characters: 16 bytes in hexadecimal."""
 MOST_TOKEN = 4096
+MOST_HEADER_BYTES = 16 * KIB
+"""Of a request before its body: its address and all headers."""
 _HOST = re.compile(r"(\[[0-9a-f:.]{2,45}\]|[a-z0-9]([a-z0-9.-]{0,252}[a-z0-9])?)\.?(?::([0-9]{1,5}))?")
 HEADERS: Mapping[str, str] = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; "

@@ -63,6 +63,11 @@ const planned = async (page) => {
 const picture = async (page, name) => {
   if (pictures) await page.screenshot({ path: join(pictures, `${name}.png`), fullPage: true })
 }
+/** Marks of an axis that have no figure beside them. */
+const unnamed = (page) => page.locator('.chart svg').evaluate((chart) => ['x', 'y'].map((name) => {
+  const count = (kind, of) => chart.querySelectorAll(`[aria-label="${name}-axis ${kind}"] ${of}`).length
+  return { name, marks: count('tick', 'path'), figures: count('tick label', 'text') }
+}))
 const asked = (page, path, body) =>
   page.evaluate(async ([to, what]) => (await fetch(`api/${to}`, { method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify(what) })).json(), [path, body])
 async function clean(page, name) {
@@ -142,6 +147,52 @@ await journey('a card is chosen by its name', async () => {
   return [page]
 })
 
+await journey('what is typed is taken as it is meant, or refused by name', async () => {
+  const page = await opened(`${JOB}&plan.max_usd=much`)
+  await page.locator('aside').getByRole('alert').filter({ hasText: "got 'much'" }).waitFor()
+  await page.getByLabel('Budget, $').fill('$1,000')
+  const bounded = page.waitForRequest((request) => request.url().endsWith('/api/plan'))
+  await page.keyboard.press('Tab')
+  demand((await bounded).postDataJSON().max_usd === 1000, '$1,000 is not 1000')
+  await page.locator('aside').getByRole('alert').waitFor({ state: 'detached' })
+  const tokens = page.getByLabel('Tokens of data, tokens')
+  for (const [typed, held] of [['3.5M', '3,500,000'], ['many', '3,500,000'], ['1,500', '1,500'], ['1,5', '1,500']]) {
+    await tokens.fill(typed)
+    await page.keyboard.press('Tab')
+    await page.waitForFunction(([box, text]) => box.value === text, [await tokens.elementHandle(), held])
+  }
+  await page.waitForURL(/data\.tokens=1500(&|$)/)
+  return [page]
+})
+
+await journey('while a plan is searched, nothing is said of the job before', async () => {
+  const page = await opened(JOB)
+  await page.locator('.answer', { hasText: 'Rent ' }).waitFor()
+  await page.getByRole('radio', { name: 'QLoRA' }).check()
+  demand((await page.locator('[aria-labelledby=plan-title]').getAttribute('aria-busy')) === 'true', 'the plan of the job before stands as this one’s')
+  await page.locator('.answer', { hasText: 'so far' }).waitFor()
+  demand((await page.locator('.pill.good').count()) === 0, 'picks of the job before')
+  await page.locator('.answer', { hasText: 'Rent ' }).waitFor()
+  return [page]
+})
+
+await journey('what was found before a search is broken off is kept', async () => {
+  const page = await opened(JOB)
+  await page.locator('.answer', { hasText: 'Rent ' }).waitFor()
+  const told = await page.evaluate(async () => {
+    const response = await fetch('api/plan', { method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify({ job: { model: 'gpt2', hardware: { gpu: 'rtx-4090' }, data: { tokens: 20000 } } }) })
+    return response.text()
+  })
+  const choice = told.split('\n\n').find((each) => each.startsWith('event: choice'))
+  const error = JSON.stringify({ code: 'limit', field: null, message: 'this takes more time than a request may' })
+  await page.route('**/api/plan', (route) => route.fulfill({ contentType: 'text/event-stream', body: `${choice}\n\nevent: error\ndata: ${error}\n\n` }))
+  await page.getByRole('radio', { name: 'QLoRA' }).check()
+  await page.locator('.why', { hasText: 'more time' }).waitFor()
+  demand((await page.locator('.name').allTextContents()).join().includes(JSON.parse(choice.split('data: ')[1]).hardware), 'it is lost')
+  demand((await page.locator('.answer').textContent()).startsWith('Cheapest so far'), 'the job before is answered')
+  return [page]
+})
+
 await journey('the plan streams in, its bill opens and adds up, and one click applies it', async () => {
   const page = await opened(`${JOB}&plan.within=6h&plan.eu=true`)
   const began = Date.now()
@@ -152,6 +203,8 @@ await journey('the plan streams in, its bill opens and adds up, and one click ap
   measured.plan = { first_choice_ms: first, whole_ms: Date.now() - began, streamed: busy === 'true' }
   demand((await page.locator('.answer').textContent()).includes('Rent'), 'no answer')
   demand(await page.locator('.chart svg').isVisible(), 'no chart')
+  const [times] = await unnamed(page)
+  demand(times.marks > 2 && times.marks === times.figures, `${times.marks} times are marked, ${times.figures} are said`)
   await page.locator('.name').first().click()
   const cells = await page.locator('.bill tr:not(.sum) td.right').allTextContents()
   const total = Number((await page.locator('.bill tr.sum td.right').textContent()).replace('$', ''))
@@ -173,14 +226,45 @@ await journey('set-ups stand side by side, and their address opens the same', as
   await page.locator('.columns .phrase').nth(1).filter({ hasText: /^fits/ }).waitFor()
   await page.locator('td', { hasText: /less$/ }).first().waitFor()
   await page.waitForURL(/#\/compare.*kernels=/)
+  await page.getByRole('button', { name: '+ Set-up' }).click()
+  await page.getByRole('button', { name: 'Change set-up C' }).click()
+  await page.getByRole('radio', { name: 'QLoRA' }).check()
+  await page.getByRole('button', { name: 'Side by side' }).click()
+  await page.getByText('What each change costs, from A to C').waitFor()
+  await page.locator('td', { hasText: 'method: lora → qlora' }).waitFor()
+  for (const name of ['matmuls', 'weights']) await page.getByRole('region', { name: 'Colours' }).getByText(name, { exact: true }).waitFor()
+  await page.waitForURL(/#\/compare.*qlora/)
   const again = await opened(new URL(page.url()).hash)
   await again.locator('.columns .phrase').nth(1).filter({ hasText: /^fits/ }).waitFor()
   demand((await again.locator('.columns .phrase').first().textContent()) === (await page.locator('.columns .phrase').first().textContent()), 'another page')
   await picture(page, 'side_by_side')
   await clean(page, 'side by side')
+  await page.setViewportSize({ width: 390, height: 844 })
+  await clean(page, 'side by side on a phone')
+  for (const table of await page.locator('.scroll').all()) demand(await table.evaluate((each) => each.scrollWidth <= each.clientWidth), 'a table is cut')
   await page.goBack()
   await phrase(page).waitFor()
   return [page, again]
+})
+
+await journey('text is copied also from a server of another machine, whose page has no clipboard of its own', async () => {
+  const page = await opened('#/trace', { alone: true })
+  await page.addInitScript(() => {
+    Object.defineProperty(navigator, 'clipboard', { value: undefined })
+    document.addEventListener('copy', () => void (window.taken = document.activeElement.value))
+  })
+  await page.goto(`${url}${JOB}`)
+  await page.reload()
+  await phrase(page).waitFor()
+  await page.getByRole('button', { name: 'Copy link' }).click()
+  await page.getByRole('button', { name: 'Link copied' }).waitFor()
+  demand((await page.evaluate(() => window.taken)) === page.url(), 'the link is not what was copied')
+  await page.getByRole('button', { name: 'Export' }).click()
+  await page.locator('dialog pre', { hasText: 'model: qwen2.5-7b' }).waitFor()
+  await page.getByRole('button', { name: 'Copy', exact: true }).click()
+  await page.getByRole('button', { name: 'Copied', exact: true }).waitFor()
+  demand((await page.evaluate(() => window.taken)).startsWith('model: qwen2.5-7b'), 'the file is not what was copied')
+  return [page]
 })
 
 await journey('it is taken elsewhere, as six kinds of text', async () => {
@@ -243,12 +327,22 @@ await journey('a file that only looks like a trace is refused, and nothing of it
 await journey('what is refused says why, and the page goes on', async () => {
   const page = await opened('#/look?model=no-such-model&hardware.gpu=rtx-4090', { alone: true })
   await page.getByRole('alert').filter({ hasText: 'no-such-model' }).waitFor()
+  const told = await page.getByRole('alert').textContent()
+  demand(told.trim().startsWith('model got') && told.includes('drop its config.json'), `it says ${told}`)
+  demand((await page.getByRole('combobox', { name: 'Card' }).inputValue()) === 'rtx-4090', 'the card is gone from its list')
   const box = page.getByRole('combobox', { name: 'Model' })
   await box.fill('gpt2')
   await page.getByRole('option').first().waitFor()
   await box.press('Enter')
   await phrase(page).filter({ hasText: /fit/ }).waitFor()
   demand((await page.getByRole('alert').count()) === 0, 'still refused')
+  await box.fill('nothing-of-that-name')
+  await page.getByRole('status').filter({ hasText: 'No bundled model is called so' }).waitFor()
+  await box.press('Escape')
+  await page.route('**/api/look', (route) => route.abort())
+  await page.getByRole('slider', { name: 'Batch per card, slider' }).press('ArrowLeft')
+  await page.getByRole('alert').filter({ hasText: /^\s*the server does not answer/ }).waitFor()
+  page.wrong = page.wrong.filter((each) => !each.includes('ERR_FAILED'))
   return [page]
 })
 
@@ -283,6 +377,10 @@ await journey('a trace is opened and walked', async () => {
   demand((await page.locator('[role=option][aria-selected=true]').textContent()) !== before, 'arrow keys do not walk')
   await clean(page, 'trace')
   await picture(page, 'trace')
+  await page.setViewportSize({ width: 390, height: 844 })
+  await clean(page, 'trace on a phone')
+  const table = page.getByRole('region', { name: 'Alive at the peak' })
+  demand(await table.evaluate((each) => each.scrollWidth <= each.clientWidth && each.offsetHeight < 2500), 'what is alive cannot be read on a phone')
   await page.locator('input[type=file]').setInputFiles(join(files, 'config.json'))
   await page.getByRole('alert').filter({ hasText: 'holds no trace' }).waitFor()
   return [page]
@@ -300,6 +398,7 @@ for (const colorScheme of ['light', 'dark'])
       await clean(page, kind)
       await picture(page, `look_${kind}_${colorScheme}`)
     }
+    demand(await page.locator('.always .bar').isVisible(), 'beside the sliders of a phone no memory is seen')
     return [page]
   })
 

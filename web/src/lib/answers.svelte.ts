@@ -4,6 +4,7 @@ import { Newest, Refusal, events, post } from './api'
 import { grouped } from './format'
 import type { Cards, Choice, Fit, Looked, Plan } from './contract'
 import { asked, type Setup } from './state.svelte'
+import { typedNumber } from './typed'
 
 const FIT_AFTER_MS = 350
 const PLAN_AFTER_MS = 700
@@ -64,52 +65,52 @@ export class Answers {
     clearTimeout(this.planTimer)
     this.planAbort?.abort()
     this.fitAbort?.abort()
+    this.fitting = this.planning = true // what is there is of the job before
+    this.coming = []
+    this.progress = ''
     this.fitTimer = window.setTimeout(() => void this.askFit(setup), FIT_AFTER_MS)
     this.planTimer = window.setTimeout(() => void this.askPlan(setup), PLAN_AFTER_MS)
   }
 
   private async askFit(setup: Setup): Promise<void> {
     const abort = (this.fitAbort = new AbortController())
-    this.fitting = true
     try {
       const fit = await post<Fit>('fit', asked(setup), abort.signal)
       if (!abort.signal.aborted) this.fit = fit
     } catch {
       if (!abort.signal.aborted) this.fit = null
     } finally {
-      if (this.fitAbort === abort) this.fitting = false
+      if (this.fitAbort === abort && !abort.signal.aborted) this.fitting = false
     }
   }
 
   private async askPlan(setup: Setup): Promise<void> {
     const abort = (this.planAbort = new AbortController())
-    this.planning = true
-    this.coming = []
-    this.progress = ''
     this.planRefusal = null
     try {
       for await (const { event, data } of events('plan', { ...asked(setup), ...options(setup) }, abort.signal)) {
         if (abort.signal.aborted) return
         if (event === 'plan') this.plan = data
+        else if (event === 'error') throw new Refusal(data.message, data.field, data.code)
         else if (event === 'progress') this.progress = `searching: ${grouped(data.done)} of ${grouped(data.all)} predicted or ruled out`
         else if (event === 'choice') this.coming = [...this.coming.filter((each) => each.hardware !== data.hardware), data]
-        else if (event === 'failure' || event === 'error') this.planRefusal = new Refusal(data.message, data.field, data.code)
+        else if (event === 'failure') this.planRefusal = new Refusal(data.message, data.field, data.code)
       }
     } catch (failure) {
       if (abort.signal.aborted) return
       this.plan = null
       this.planRefusal = failure instanceof Refusal ? failure : new Refusal(String(failure), null, 'page')
     } finally {
-      if (this.planAbort === abort) this.planning = false
+      if (this.planAbort === abort && !abort.signal.aborted) this.planning = false
     }
   }
 }
 
-/** Options of a plan, by the names of `tunecast.plan`. */
+/** Options of a plan, by the names of `tunecast.plan`. A budget that is no number goes as it was typed, and is refused. */
 export function options({ limits }: Setup): Record<string, unknown> {
   return {
     ...(limits.within ? { within: limits.within } : {}),
-    ...(limits.max_usd ? { max_usd: Number(limits.max_usd) } : {}),
+    ...(limits.max_usd ? { max_usd: typedNumber(limits.max_usd) ?? limits.max_usd } : {}),
     ...(limits.eu ? { eu: true } : {}),
     ...(limits.spot ? { spot: true } : {}),
   }

@@ -5,10 +5,12 @@ export class Refusal extends Error {
     super(message)
   }
 }
+const GONE = 'the server does not answer. To fix: start tunecast serve again.'
 
 const root = new URL('api/', document.baseURI)
 let token = sessionStorage.getItem('token') ?? ''
 
+export const hasToken = (): boolean => token !== ''
 export function useToken(given: string): void {
   token = given
   sessionStorage.setItem('token', given)
@@ -39,7 +41,7 @@ async function send(path: string, body: unknown, signal?: AbortSignal): Promise<
     })
   } catch (failure) {
     if (signal?.aborted) throw failure
-    throw new Refusal('the server does not answer. To fix: start tunecast serve again.', null, 'gone')
+    throw new Refusal(GONE, null, 'gone')
   }
   if (response.status === 401) window.dispatchEvent(new Event('token'))
   if (!response.ok) throw await refusal(response)
@@ -62,7 +64,9 @@ export async function* events(path: string, body: unknown, signal: AbortSignal):
   const reader = response.body!.pipeThrough(new TextDecoderStream()).getReader()
   let rest = ''
   for (;;) {
-    const { done, value } = await reader.read()
+    const { done, value } = await reader.read().catch((failure) => {
+      throw signal.aborted ? failure : new Refusal(GONE, null, 'gone')
+    })
     if (done) return
     rest += value.replaceAll('\r\n', '\n')
     for (let end = rest.indexOf('\n\n'); end >= 0; end = rest.indexOf('\n\n')) {

@@ -17,15 +17,16 @@ ERRORS = {
     415: "the request is not JSON",
     422: "the job, model or file is refused, with the remedy",
     429: "too many requests, or all processes are busy: ask again later",
+    431: "the address and headers are too large",
 }
 WITH_BODY = (408, 413, 415)
 
 
 def document() -> dict[str, Any]:
     paths: dict[str, Any] = {each.path: {each.method.lower(): operation(each)} for each in ENDPOINTS}
-    alone = {"200": _json("", {"type": "object", "required": ["status", "version"]}), **_errors(400, 403, 429)}
+    alone = {"200": _json("", {"type": "object", "required": ["status", "version"]}), **_errors(400, 403, 429, 431)}
     paths["/api/health"] = {"get": {"operationId": "health", "summary": "whether it answers", "responses": alone}}
-    itself = {"200": _json("", {"type": "object", "required": ["openapi"]}), **_errors(400, 401, 403, 429)}
+    itself = {"200": _json("", {"type": "object", "required": ["openapi"]}), **_errors(400, 401, 403, 429, 431)}
     paths["/api/openapi.json"] = {"get": {"operationId": "openapi", "summary": "this", "responses": itself}}
     detail = {"type": "object", "required": ["code", "field", "message"], "properties": {
         "code": {"type": "string"}, "field": {"type": ["string", "null"]}, "message": {"type": "string"},

@@ -23,7 +23,7 @@ from tunecast.web.api.query import query_values
 from tunecast.web.asking.stored import StoreDesk
 from tunecast.web.http.bodies import body_of, likeness_of
 from tunecast.web.http.pages import page_routes
-from tunecast.web.safety import HEADERS, Access, Denial, RateLimit
+from tunecast.web.safety import HEADERS, MOST_HEADER_BYTES, Access, Denial, RateLimit
 from tunecast.web.workers import frames
 from tunecast.web.workers.pool import Pool, RequestRefused
 
@@ -75,6 +75,10 @@ class Guard:
         if wait_s:
             told = Denial(429, "rate", f"too many requests. To fix: ask again in {wait_s:.1f} s")
             return _denied(told, {"retry-after": str(int(wait_s) + 1)})
+        # what arrives at once h11 takes up to 64 KiB of
+        address_bytes = len(scope["raw_path"]) + len(scope["query_string"])
+        if address_bytes + sum(len(name) + len(value) for name, value in scope["headers"]) > MOST_HEADER_BYTES:
+            return _denied(Denial(431, "headers", f"allowed: at most {MOST_HEADER_BYTES} bytes of address and headers"))
         denial = self.access.denial(headers, scope["path"], scope["method"])
         if denial is None:
             return None

@@ -13,11 +13,10 @@ from tunecast.errors import NotResolved
 from tunecast.web.asking.stored import StoreDesk
 from tunecast.web.http.app import application
 from tunecast.web.http.slow import PatientProtocol
-from tunecast.web.safety import RateLimit, access_for, headers_for
+from tunecast.web.safety import MOST_HEADER_BYTES, RateLimit, access_for, headers_for
 from tunecast.web.workers.pool import Pool, usual_limits
 
 KEEP_ALIVE_S = 15
-MOST_HEADER_BYTES = 16 * 1024
 END_S = 3
 BACKLOG = 512
 
