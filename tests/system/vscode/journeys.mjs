@@ -99,12 +99,15 @@ await journey('what a key costs is said on hover', work, async () => {
 
 await journey('one click makes it fit, and the mark goes', work, async () => {
   await problems(work).filter({ hasText: /To fix/ }).first().click() // the changes are known
+  await work.keyboard.press('Enter') // from the list into the editor, which has a menu of its own
+  await work.locator('.editor-group-container .monaco-editor.focused').waitFor()
   await work.keyboard.press('Control+.')
   const actions = work.locator('.action-widget .monaco-list-row.action')
   await actions.filter({ hasText: / of 22\.8 GiB/ }).first().waitFor()
   await picture(work, 'action')
   await actions.filter({ hasText: / of 22\.8 GiB/ }).first().click()
   await work.locator('.squiggly-error').first().waitFor({ state: 'detached' })
+  await work.keyboard.press('Control+Home') // the lens is above the first line, and what is out of sight is not drawn
   await lens(work).filter({ hasText: /^fits / }).first().waitFor()
   await picture(work, 'fits')
 })
