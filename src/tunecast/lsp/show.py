@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from tunecast.lsp.positions import Position, Span, Text, key_path
 from tunecast.lsp.scripts import calls
 from tunecast.lsp.watched import Row, Traced, Watched
 from tunecast.records import NamedTuple
+from tunecast.report.draw.markdown import code
 from tunecast.units import GIB, gib, percent
 
 ERROR, WARNING, INFORMATION, HINT = 1, 2, 3, 4
@@ -24,6 +26,8 @@ MOST_PARTS = 8
 """Of a breakdown."""
 NAME_A_CARD = "name a card: # tunecast: gpu=rtx-4090"
 NAME_A_CARD_IN_SETTINGS = "name a card in the settings: tunecast.gpu"
+_MARKUP, MARKED = re.compile(r"([\\`*_{}\[\]()<>!#|~])"), r"\\\1"
+"""What a file says stays text in Markdown: an image there would be fetched."""
 NAME_CARDS = "how many cards? # tunecast: gpus=8"
 
 
@@ -207,7 +211,7 @@ def hover(file: Watched, position: Position) -> str | None:
         if others:
             lines += [f"**Otherwise** ({field})", "", *(f"- {other_words(other)}" for other in others), ""]
     named = [name for name in look["not_understood"] if name.rpartition(".")[2] == key]
-    lines += [f"{name}: {look['not_understood'][name]}\n" for name in named]
+    lines += [f"{code(name)}: {_MARKUP.sub(MARKED, look['not_understood'][name])}\n" for name in named]
     ignored = any(name.rpartition(".")[2] == key for name in look["ignored"])
     if ignored and not here and not named:
         return "moves neither memory nor time"
