@@ -229,6 +229,11 @@ class TestShow:
         assert [hint.text for hint in show.hints(file)] == ["  false: +5.00 GiB, −30 % time"]
         assert not list(show.marks(file))
 
+    def test_where_a_hint_would_be_cut_its_figures_come_first(self) -> None:
+        long = other("micro_batch_size: 4, gradient_accumulation_steps: 4", -5, 0.02)
+        assert show.hint_words(long).startswith("−5.00 GiB, +2 % time with micro_batch_size: 4, ")
+        assert show.hint_words(other("16384", -5, 0.02)) == "16384: −5.00 GiB, +2 % time"
+
     def test_small_differences_are_no_hint(self) -> None:
         file = shown()
         file.costs = {"seq_len": [other("4096", -0.1, 0.001)]}

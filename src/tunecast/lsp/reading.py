@@ -15,11 +15,11 @@ from tunecast.door.predict import predict
 from tunecast.errors import TunecastError
 from tunecast.hardware.catalog import gpu as gpu_named
 from tunecast.job.comment import FileComment, comment_of
-from tunecast.job.job import Job, all_knobs, sections
+from tunecast.job.job import Job, all_knobs
 from tunecast.job.readers import read_jobs
 from tunecast.job.readers.bounds import MOST_FILE_BYTES, unsaved
-from tunecast.job.recipes import ENDINGS, PARTS, SCRIPTS, find_recipe, is_job, recipe_of_job
-from tunecast.job.recipes.document import Document, read_document
+from tunecast.job.recipes import ENDINGS, PARTS, SCRIPTS, find_recipe, looks_like_job, recipe_of_job
+from tunecast.job.recipes.document import read_document
 from tunecast.job.recipes.recipe import Recipe
 from tunecast.lsp.asked import Asked, asked_in, both, card_fields
 from tunecast.prediction.prediction import Prediction
@@ -32,8 +32,6 @@ ERROR, WARNING, INFORMATION, HINT = 1, 2, 3, 4
 """Of LSP's DiagnosticSeverity."""
 OWN = "tunecast"
 UNKNOWN = "not-understood"
-LEAST_KNOWN = 3
-"""Top-level keys that have to be fields of ours, and two of three, where a file names no model by them alone."""
 DECIDES = ("seq_len", "rl.completion_length", "micro_batch", "gradient_checkpointing", "optimizer", "method", "model")
 """Where a verdict is shown until it is known what frees most: the first of these that the file says."""
 _NOT_READ = re.compile(r"line (\d+)(?:, column (\d+))?")
@@ -121,15 +119,7 @@ def recipe_at(path: Path, *, sure: bool) -> Recipe | None:
     if recipe is not None or path.suffix.lower() in (*SCRIPTS, ".py", ".ipynb"):
         return recipe
     document = read_document(path)
-    return recipe_of_job(document) if is_job(document) or looks_like_job(document, sure=sure) else None
-
-
-def looks_like_job(document: Document, *, sure: bool) -> bool:
-    """A job of ours with a key that is not one: mistyped, or half typed."""
-    fields = {name.partition(".")[0] for name in all_knobs()} | set(sections())
-    known = [name for name in document.tree if name in fields]
-    mostly = 3 * len(known) >= 2 * len(document.tree)
-    return isinstance(document.get("model"), str) and mostly and (sure or len(known) >= LEAST_KNOWN)
+    return recipe_of_job(document) if looks_like_job(document, sure=sure) else None
 
 
 def unreadable(error: TunecastError, path: Path) -> FileProblem:
