@@ -115,13 +115,12 @@ class TestReading:
         assert comment_of("\ufeff# tunecast: gpu=h100").gpu == "h100"
 
     def test_the_verdict_of_all_of_a_jobs_data_follows_that_of_its_beginning(self) -> None:
-        question = {"path": "/nowhere/a.yml", "text": self.TEXT, "asked": [*Asked()], "known_before": False}
+        text = self.TEXT.replace("meta-llama/Llama-3.2-1B", "EleutherAI/pythia-70m")
+        question = {"path": "/nowhere/a.yml", "text": text, "asked": [*Asked()], "known_before": False}
         at_once = answers.read_asked(question)
         name, look = next(answers.details(question, at_once))
-        whole = answers.read_asked(question, brief=False).look
-        assert name == "look" and look == whole.to_dict() != at_once.look.to_dict()
-        assert at_once.look.verdict is not None and whole.verdict is not None
-        assert at_once.look.verdict.needs_bytes <= whole.verdict.needs_bytes
+        assert name == "look" and at_once.look.verdict is not None
+        assert 0.9 * look["verdict"]["needs_bytes"] < at_once.look.verdict.needs_bytes < look["verdict"]["needs_bytes"]
 
 
 class TestCompleting:
