@@ -305,6 +305,9 @@ class TestScripts:
         text = trace_text(told, "train.py").split("\n")
         assert text[0] == "may not fit: needs 4.00 GiB of 8.00 GiB, 0.25 s per step"
         assert text[2:4] == ["  line 5  2.00 GiB", "  line 2  5 B"]
+        why = "the script took no optimizer step"
+        text = trace_text({**told, "fits": None, "time": None, "reasons": [why, "x"]}, "train.py").split("\n")
+        assert text[:2] == ["not resolved, so far it needs 4.00 GiB of 8.00 GiB", why]
 
 
 def test_without_pygls_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
