@@ -121,6 +121,7 @@ def test_new_deleted_unreadable_and_refused_files_are_said_and_fail_nothing(shel
         "cardless.yaml": "model_name_or_path: EleutherAI/pythia-70m\nmax_length: 512\nper_device_train_batch_size: 1\n",
         "wrong.yaml": "model: pythia-70m\nmicro_batch: many\n# tunecast: gpu=rtx-4090\n",
         "typo.yaml": "model: pythia-70m\n# tunecast: gup=rtx-4090\n",
+        "mistyped.yaml": "model: pythia-70m\nmethod: lora\nmicro_batch: 1\nseqlen: 512\n",
         "chart.yaml": "{{ toYaml .Values.model }}: [\n",
         "values.yaml": "model: {kind: truck}\n",
     })  # fmt: skip
@@ -129,12 +130,13 @@ def test_new_deleted_unreadable_and_refused_files_are_said_and_fail_nothing(shel
     assert (code, err) == (0, "")
     assert {name: file["kind"] for name, file in files.items()} == {
         "axolotl.yml": "deleted", **dict.fromkeys(("new.yaml", "broken.yaml", "cardless.yaml", "wrong.yaml"), "new"),
-        "typo.yaml": "new",
+        "typo.yaml": "new", "mistyped.yaml": "new",
     }  # fmt: skip
     assert files["new.yaml"]["problem"] is None and files["new.yaml"]["after"]["fits"]
     assert "line 2" in files["broken.yaml"]["problem"] and "not YAML" in files["broken.yaml"]["problem"]
     assert "--gpu NAME, or a comment in it: # tunecast: gpu=rtx-4090" in files["cardless.yaml"]["problem"]
     assert files["wrong.yaml"]["problem"].startswith("wrong.yaml: micro_batch: got 'many'")
+    assert files["mistyped.yaml"]["problem"].startswith("mistyped.yaml: seqlen: unknown field")
     assert "nearest: gpu" in files["typo.yaml"]["problem"]
     assert not [file for file in files.values() if "/" in (file["problem"] or "")]  # no path of this machine
 

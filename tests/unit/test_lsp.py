@@ -10,10 +10,11 @@ import pytest
 from tunecast.cli import lsp as command
 from tunecast.errors import NotResolved
 from tunecast.job.comment import comment_of
-from tunecast.lsp import completing, show
+from tunecast.lsp import answers, completing, show
 from tunecast.lsp.answerer import Answerer
 from tunecast.lsp.asked import Asked, EditorSettings, asked_in, both, card_fields, plan_flags, settings_of
 from tunecast.lsp.positions import Position, Span, Text, key_path
+from tunecast.lsp.reading import NOTHING, reading
 from tunecast.lsp.scripts import calls, trace_text, traced_lines
 from tunecast.lsp.watched import Watched
 from tunecast.units import GIB
@@ -73,6 +74,7 @@ class TestPositions:
             ("- 3", 1, "0", (0, 0, 0, 3)),
             ("", 7, "gone", (0, 0, 0, 0)),
             ("\n\n  a: 1", 0, "", (2, 2, 2, 6)),
+            ("  # tunecast: gpu=x # y", 1, "", (0, 2, 0, 23)),
         ],
     )
     def test_a_key_with_its_value(self, content: str, line: int, key: str, found: tuple[int, ...]) -> None:
@@ -86,6 +88,39 @@ class TestPositions:
     def test_the_key_of_a_line(self) -> None:
         text = Text('  - path: x\n"seq_len": 3\n# no: 1\nplain')
         assert [key_path(text, Position(line, 0)) for line in range(4)] == ["path", "seq_len", None, None]
+
+
+class TestReading:
+    TEXT = (
+        "# tunecast: gpu=rtx-4090\nbase_model: meta-llama/Llama-3.2-1B\nadapter: lora\nlora_r: 8\n"
+        "datasets:\n  - path: tatsu-lab/alpaca\n    type: alpaca\nsequence_len: 2048\nmicro_batch_size: 2\nbf16: true\n"
+    )
+
+    def problems(self, text: str, name: str = "a.yml") -> list[tuple[int, str]]:
+        found = reading(Path("/nowhere") / name, text, Asked(), brief=True).look
+        return [(each.line, each.message.partition(":")[0]) for each in found.problems]
+
+    def test_what_cannot_be_read_is_told_where_a_comment_is_for_us(self) -> None:
+        text = self.TEXT + "bf16: true\n"
+        assert self.problems(text) == [(11, "'bf16' is given twice; allowed")]
+        assert reading(Path("/nowhere/a.yml"), text.partition("\n")[2], Asked()).look == NOTHING
+
+    def test_a_mistake_is_told_once_and_where_it_is(self) -> None:
+        assert self.problems(self.TEXT.replace("size: 2", "size: two")) == [(9, "micro_batch")]
+        assert self.problems(self.TEXT.replace("size: 2", "size: -1\nval_set_size: 0.1")) == [(9, "micro_batch")]
+        job = "model: llama-3.2-1b\nmethod: lora\nseqlen: 3\nmicro_batch: 1\n"
+        assert self.problems(job, "job.yaml") == [(3, "seqlen")]
+
+    def test_a_mark_of_the_byte_order_hides_no_comment(self) -> None:
+        assert comment_of("\ufeff# tunecast: gpu=h100").gpu == "h100"
+
+    def test_the_verdict_of_all_of_a_jobs_data_follows_that_of_its_beginning(self) -> None:
+        text = self.TEXT.replace("meta-llama/Llama-3.2-1B", "EleutherAI/pythia-70m")
+        question = {"path": "/nowhere/a.yml", "text": text, "asked": [*Asked()], "known_before": False}
+        at_once = answers.read_asked(question)
+        name, look = next(answers.details(question, at_once))
+        assert name == "look" and at_once.look.verdict is not None
+        assert 0.9 * look["verdict"]["needs_bytes"] < at_once.look.verdict.needs_bytes < look["verdict"]["needs_bytes"]
 
 
 class TestCompleting:
@@ -156,6 +191,13 @@ def other(words: str, more_gib: float, more_time: float, verdict: str = "fits") 
 
 
 class TestShow:
+    def test_what_a_file_says_stays_text_on_hover(self) -> None:
+        """An editor fetches an image that Markdown names."""
+        name, why = "![](https://x/y.png).lora_r", "got ![](https://x/y.png)"
+        file = shown("a:\n  lora_r: 3\n", not_understood={name: why}, verdict=None)
+        told = show.hover(file, Position(1, 3))
+        assert told == "`![](https://x/y.png).lora_r`: got \\!\\[\\]\\(https://x/y.png\\)"
+
     def test_the_verdict_stands_where_most_is_freed(self) -> None:
         file = shown()
         assert [mark.span for mark in show.marks(file)] == [span(0, 0, 0, 13)]
@@ -185,6 +227,11 @@ class TestShow:
         }
         assert [hint.text for hint in show.hints(file)] == ["  false: +5.00 GiB, −30 % time"]
         assert not list(show.marks(file))
+
+    def test_where_a_hint_would_be_cut_its_figures_come_first(self) -> None:
+        long = other("micro_batch_size: 4, gradient_accumulation_steps: 4", -5, 0.02)
+        assert show.hint_words(long).startswith("−5.00 GiB, +2 % time with micro_batch_size: 4, ")
+        assert show.hint_words(other("16384", -5, 0.02)) == "16384: −5.00 GiB, +2 % time"
 
     def test_small_differences_are_no_hint(self) -> None:
         file = shown()
@@ -258,6 +305,9 @@ class TestScripts:
         text = trace_text(told, "train.py").split("\n")
         assert text[0] == "may not fit: needs 4.00 GiB of 8.00 GiB, 0.25 s per step"
         assert text[2:4] == ["  line 5  2.00 GiB", "  line 2  5 B"]
+        why = "the script took no optimizer step"
+        text = trace_text({**told, "fits": None, "time": None, "reasons": [why, "x"]}, "train.py").split("\n")
+        assert text[:2] == ["not resolved, so far it needs 4.00 GiB of 8.00 GiB", why]
 
 
 def test_without_pygls_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

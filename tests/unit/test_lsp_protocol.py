@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,12 +20,16 @@ if find_spec("pygls") is None or find_spec("pytest_lsp") is None:
     pytest.skip("needs pygls and pytest-lsp", allow_module_level=True)
 
 from lsprotocol import types
+from pygls.exceptions import JsonRpcRequestCancelled
+from pygls.uris import to_fs_path
 from pytest_lsp import make_test_lsp_client
 
 pytestmark = pytest.mark.whole
 
 LONGEST_S = 300.0
 """Of one that only waits."""
+GONE_S = 60.0
+"""Until what was cancelled has ended: it is asked to for 5 s, and then made to."""
 JOB = """\
 model: llama-3.2-1b
 method: lora
@@ -378,6 +383,35 @@ class TestCommands:
         (lens,) = editor.ask("code_lens", uri)
         assert (lens.range.start.line, lens.command.command, [*lens.command.arguments]) == (1, "tunecast.trace", [uri])
         assert "not saved" in editor.command("trace", uri)["text"]
+
+    def test_a_trace_ends_with_its_request(self, editor: Editor) -> None:
+        text = "import time\nwhile True:\n    time.sleep(1)\n"
+        uri = editor.open(text, "train.py")
+        path = to_fs_path(uri) or ""
+        Path(path).write_text(text)
+        editor.run(self.cancelled(editor, uri, path))
+        end_s = time.monotonic() + GONE_S
+        while traced(path):
+            assert time.monotonic() < end_s, "it still runs"
+            time.sleep(0.1)
+
+    async def cancelled(self, editor: Editor, uri: str, path: str) -> None:
+        """Once it runs."""
+        params = types.ExecuteCommandParams("tunecast.trace", [uri])
+        command = asyncio.ensure_future(editor.client.workspace_execute_command_async(params))
+        while not traced(path):
+            assert not command.done(), command.result()
+            await asyncio.sleep(0.05)
+        (number,) = [each for each, future in editor.client.protocol._request_futures.items() if not future.done()]
+        editor.client.protocol.notify("$/cancelRequest", types.CancelParams(id=number))
+        with pytest.raises(JsonRpcRequestCancelled):
+            await command
+
+
+def traced(path: str) -> bool:
+    """Whether a process is at work on it."""
+    words = subprocess.run(["ps", "-eo", "args", "-ww"], capture_output=True, text=True, check=True).stdout
+    return f" -- {path}\n" in words
 
 
 def test_settings_name_the_card_and_switch_it_off(tmp_path: Path) -> None:

@@ -84,6 +84,13 @@ def test_a_skipped_step_moves_nothing_that_counts(model: str) -> None:
     assert some.smallest_capacity_bytes == pytest.approx(whole.smallest_capacity_bytes, rel=0.01)
 
 
+def test_the_beginning_alone_is_less_to_replay_and_needs_no_more(model: str) -> None:
+    job = job_with(model, lognormal(30000))
+    whole, brief = engines.predict(job).on_card, engines.predict(job, brief=True).on_card
+    assert brief.program.events < whole.program.events / 4  # type: ignore[union-attr]
+    assert 0.8 * whole.shown.allocated_bytes < brief.shown.allocated_bytes <= whole.shown.allocated_bytes
+
+
 def test_ten_times_the_data_is_no_more_to_replay(model: str) -> None:
     events = [
         engines.predict(job_with(model, lognormal(count), grad_accum=2)).on_card.program.events  # type: ignore[union-attr]

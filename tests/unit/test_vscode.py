@@ -52,6 +52,14 @@ def test_it_is_of_this_version_and_a_program_of_a_workspace_runs_only_where_that
     assert DECLARED["capabilities"]["untrustedWorkspaces"]["supported"] is False
 
 
+def test_what_a_terminal_takes_for_a_key_is_never_typed() -> None:
+    source = (EXTENSION / "src" / "terminals.ts").read_text("utf-8")
+    refused = re.search(r"if \(/(\[.*\])/\.test\(word\)\) throw", source)
+    assert refused
+    keys = {chr(number) for number in (*range(0x20), 0x7F, *range(0x80, 0xA0))}
+    assert {letter for letter in map(chr, range(0x300)) if re.search(refused[1], letter)} == keys
+
+
 def test_no_package_is_recorded_with_the_place_it_was_fetched_from() -> None:
     packages = json.loads((EXTENSION / "package-lock.json").read_text("utf-8"))["packages"]
     assert packages and not [name for name, each in packages.items() if "resolved" in each]

@@ -5,7 +5,9 @@ export interface Limits { gpu: string; gpus: number | null; within: string; budg
 type Value = string | number | boolean | null | Value[]
 
 /** Files that a server does not open for a page: their contents are not in the address. */
-const PATHS = ['data.path', 'data.tokenizer', 'data.lengths']
+const PATHS = ['data.path', 'data.tokenizer']
+/** Lengths are a file, or a data set that is known, a distribution, or numbers. */
+const FILE = /[\\/]|\.\w*$/
 
 /** `read`: what /api/read answered. Empty where it is no job. */
 export function address(read: unknown, text: string, limits: Limits): string {
@@ -16,6 +18,7 @@ export function address(read: unknown, text: string, limits: Limits): string {
   if (said.gpu) fields['hardware.gpu'] = said.gpu
   if (said.gpus) fields['hardware.gpus'] = Number(said.gpus)
   for (const path of PATHS) delete fields[path]
+  if (FILE.test(String(fields['data.lengths'] ?? ''))) delete fields['data.lengths']
   const query = new URLSearchParams()
   for (const [name, value] of Object.entries(fields)) query.set(name, typeof value === 'string' ? value : JSON.stringify(value))
   if (said.within) query.set('plan.within', said.within)

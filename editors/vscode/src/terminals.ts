@@ -9,8 +9,9 @@ export function type(name: string, words: string[], cwd: string | undefined): vo
   terminal.sendText(short.map(quoted).join(' '), false)
 }
 
-/** As a POSIX shell reads it back. Line ends would run what stands before them, so a word with one is refused. */
+/** As a POSIX shell reads it back. Its line editor takes control characters for keys, quoted or not: a file named ^U…^O would
+ * be a command that runs. A word with one is refused. */
 export function quoted(word: string): string {
-  if (/[\r\n\0]/.test(word)) throw new Error('a line end in a command: nothing was typed')
+  if (/[\x00-\x1f\x7f-\x9f]/.test(word)) throw new Error('a control character in a command: nothing was typed')
   return /^[\w@%+=:,./-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\\''")}'`
 }

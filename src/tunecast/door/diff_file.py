@@ -131,7 +131,7 @@ def _version(path: Path | None) -> Version | None:
         raise
     if recipe is None:
         document = None if path.suffix.lower() in recipes.SCRIPTS else read_document(path)
-        recipe = recipes.recipe_of_job(document) if document is not None and recipes.is_job(document) else None
+        recipe = recipes.recipe_of_job(document) if document is not None and recipes.looks_like_job(document) else None
     if recipe is None or (recipe.framework in recipes.PARTS and "model" not in recipe.job):
         return None
     return Version(path, recipe, comment_of(bounded_text(path, MOST_FILE_BYTES)))

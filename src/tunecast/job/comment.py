@@ -95,7 +95,7 @@ def comment_of(text: str) -> FileComment:
 def _comments(text: str) -> Iterator[tuple[int, list[str]]]:
     if "tunecast:" not in text:
         return
-    for number, line in enumerate(text.splitlines(), start=1):
+    for number, line in enumerate(text.removeprefix("\ufeff").splitlines(), start=1):
         if "tunecast:" in line and (found := COMMENT.match(line)) is not None:
             yield number, list(filter(None, _BETWEEN.split(found[1][: MOST_WORDS * LONGEST])))[:MOST_WORDS]
 

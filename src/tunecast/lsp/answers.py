@@ -1,7 +1,8 @@
 """What the worker answers: at once what a file says and whether it fits, then what takes longer, piece by piece.
 
-look      problems and verdict, in the process that keeps what it built
-details   in a child that ends with whoever asked: time and price, what each key costs, what would make it fit
+look      problems and verdict, in the process that keeps what it built; of a job's own batches the first alone
+details   in a child that ends with whoever asked: the verdict of all its batches, time and price, what each key costs,
+          what would make it fit
 keys      what may be written here
 plan, fit, launch   as the commands say it
 """
@@ -34,14 +35,17 @@ IN_PLACE = ("look", "remedies")
 """Questions that begin with what a file says."""
 
 
-def read_asked(question: Mapping[str, Any]) -> Reading:
-    return reading(
-        Path(question["path"]), question["text"], Asked(*question["asked"]), known_before=question["known_before"]
-    )
+def read_asked(question: Mapping[str, Any], *, brief: bool = True) -> Reading:
+    asked, known_before = Asked(*question["asked"]), question["known_before"]
+    return reading(Path(question["path"]), question["text"], asked, known_before=known_before, brief=brief)
 
 
 def details(question: Mapping[str, Any], read: Reading) -> Iterator[Event]:
     """What is worth waiting for, the quickest first."""
+    if read.job is not None and read.job.data.has_lengths:
+        at_once, read = read.look, read_asked(question, brief=False)
+        if read.look != at_once:
+            yield "look", read.look.to_dict()
     found = read.prediction
     if found is None or read.recipe is None:
         return

@@ -36,7 +36,7 @@ def shown(kind: str, path: Path, text: str, settings: Asked) -> Shown:
 
 
 def _overrides(path: Path, text: str, settings: Asked) -> Mapping[str, object]:
-    return reading(path, text, settings).overrides
+    return reading(path, text, settings, brief=True).overrides
 
 
 def plan(path: Path, asked: Asked, overrides: Mapping[str, object]) -> Shown:

@@ -64,7 +64,7 @@ class Text:
 
     def key_span(self, line: int, key: str, *, yaml: bool) -> Span:
         """Of a key and its value on a reader's line, from 1 on; of the whole line where the key is not found there, as
-        of an item of a list. Line 0: the first that holds anything."""
+        of an item of a list or of a comment. Line 0: the first that holds anything."""
         starts = _starts(self.text, _YAML_BREAK) if yaml else self.starts
         if line < 1:
             start = len(self.text) - len(self.text.lstrip())
@@ -99,7 +99,8 @@ def _key_within(content: str, leaf: str) -> tuple[int, int]:
 
 
 def _without_comment(content: str) -> str:
-    found = re.search(r"(^|[ \t])#", content)
+    """A line that is nothing else is left as it is."""
+    found = None if content.lstrip().startswith("#") else re.search(r"[ \t]#", content)
     return content[: found.start()] if found else content
 
 

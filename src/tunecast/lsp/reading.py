@@ -15,11 +15,11 @@ from tunecast.door.predict import predict
 from tunecast.errors import TunecastError
 from tunecast.hardware.catalog import gpu as gpu_named
 from tunecast.job.comment import FileComment, comment_of
-from tunecast.job.job import Job, all_knobs, sections
+from tunecast.job.job import Job, all_knobs
 from tunecast.job.readers import read_jobs
 from tunecast.job.readers.bounds import MOST_FILE_BYTES, unsaved
-from tunecast.job.recipes import ENDINGS, PARTS, SCRIPTS, find_recipe, is_job, recipe_of_job
-from tunecast.job.recipes.document import Document, read_document
+from tunecast.job.recipes import ENDINGS, PARTS, SCRIPTS, find_recipe, looks_like_job, recipe_of_job
+from tunecast.job.recipes.document import read_document
 from tunecast.job.recipes.recipe import Recipe
 from tunecast.lsp.asked import Asked, asked_in, both, card_fields
 from tunecast.prediction.prediction import Prediction
@@ -31,8 +31,7 @@ from tunecast.units import GIB
 ERROR, WARNING, INFORMATION, HINT = 1, 2, 3, 4
 """Of LSP's DiagnosticSeverity."""
 OWN = "tunecast"
-LEAST_KNOWN = 3
-"""Top-level keys that have to be fields of ours, and two of three, where a file names no model by them alone."""
+UNKNOWN = "not-understood"
 DECIDES = ("seq_len", "rl.completion_length", "micro_batch", "gradient_checkpointing", "optimizer", "method", "model")
 """Where a verdict is shown until it is known what frees most: the first of these that the file says."""
 _NOT_READ = re.compile(r"line (\d+)(?:, column (\d+))?")
@@ -96,21 +95,23 @@ class Reading(NamedTuple):
     """What settings and comment add to the file."""
 
 
-def reading(path: Path, text: str, settings: Asked, *, known_before: bool = False) -> Reading:
-    """`known_before`: it was recognised when it could be read, so what keeps it from being read now is told."""
+def reading(path: Path, text: str, settings: Asked, *, known_before: bool = False, brief: bool = False) -> Reading:
+    """`known_before`: it was recognised when it could be read, so what keeps it from being read now is told, as where a
+    comment is for us. `brief`: of a job's own batches the first alone are predicted."""
     if path.suffix.lower() not in ENDINGS or path.name == "config.json" or len(text) > MOST_FILE_BYTES:
         return Reading(NOTHING)
     comment = FileComment() if path.suffix.lower() in (".json", ".ipynb") else comment_of(text)
+    sure = known_before or bool(comment.line)
     with unsaved(path, text):
         try:
-            recipe = recipe_at(path, sure=known_before or bool(comment.line))
+            recipe = recipe_at(path, sure=sure)
         except TunecastError as error:
-            if not known_before or error.field == "task":
+            if not sure or error.field == "task":
                 return Reading(NOTHING)
             return Reading(Look(True, problems=(unreadable(error, path),)))
         if recipe is None or recipe.framework in PARTS:
             return Reading(NOTHING)
-        return _reading(path, recipe, comment, both(settings, asked_in(comment)))
+        return _reading(path, recipe, comment, both(settings, asked_in(comment)), brief=brief)
 
 
 def recipe_at(path: Path, *, sure: bool) -> Recipe | None:
@@ -118,15 +119,7 @@ def recipe_at(path: Path, *, sure: bool) -> Recipe | None:
     if recipe is not None or path.suffix.lower() in (*SCRIPTS, ".py", ".ipynb"):
         return recipe
     document = read_document(path)
-    return recipe_of_job(document) if is_job(document) or looks_like_job(document, sure=sure) else None
-
-
-def looks_like_job(document: Document, *, sure: bool) -> bool:
-    """A job of ours with a key that is not one: mistyped, or half typed."""
-    fields = {name.partition(".")[0] for name in all_knobs()} | set(sections())
-    known = [name for name in document.tree if name in fields]
-    mostly = 3 * len(known) >= 2 * len(document.tree)
-    return isinstance(document.get("model"), str) and mostly and (sure or len(known) >= LEAST_KNOWN)
+    return recipe_of_job(document) if looks_like_job(document, sure=sure) else None
 
 
 def unreadable(error: TunecastError, path: Path) -> FileProblem:
@@ -136,20 +129,25 @@ def unreadable(error: TunecastError, path: Path) -> FileProblem:
     return FileProblem(int(found[1]) if found else 0, error.field or "", ERROR, plain, "unreadable")
 
 
-def _reading(path: Path, recipe: Recipe, comment: FileComment, asked: Asked) -> Reading:
+def _reading(path: Path, recipe: Recipe, comment: FileComment, asked: Asked, *, brief: bool) -> Reading:
     file = str(path)
     places = {field: (place.line, place.key) for field, place in recipe.places.items() if place.file == file}
     overrides = _overrides(recipe, asked_in(comment), asked)
     problems = [FileProblem(each.line, "", WARNING, each.message, "comment") for each in comment.problems]
-    missing = {}
+    missing, written = {}, dict(places)
     for each in recipe.not_understood:
         here = each.file == file
+        if here:
+            written.setdefault(each.key, (each.line, each.key))
         missing[each.key if here else f"{each.file} {each.key}"] = each.why
         where = "" if here else f" (in {Path(each.file).name})"
         why = f"{each.key}: {each.why}{where}; the prediction is an estimate"
-        problems.append(
-            FileProblem(each.line if here else 0, each.key if here else "", INFORMATION, why, "not-understood")
-        )
+        problems.append(FileProblem(each.line if here else 0, each.key if here else "", INFORMATION, why, UNKNOWN))
+
+    def tell(errors: list[FileProblem]) -> None:
+        """What is refused is not also said to be not understood."""
+        at = {(each.line, each.key) for each in errors}
+        problems[:] = [each for each in problems if each.code != UNKNOWN or (each.line, each.key) not in at] + errors
 
     def done(**more: Any) -> Look:
         return Look(
@@ -162,15 +160,15 @@ def _reading(path: Path, recipe: Recipe, comment: FileComment, asked: Asked) -> 
         return Reading(NOTHING)
     job = read[0]
     if not isinstance(job, Job):
-        problems += refused(job.message, job.field, job.code, file, places, comment)
+        tell(refused(job.message, job.field, job.code, file, written, comment))
         return Reading(done(), recipe, overrides=overrides)
     if job.unsaid:
         return Reading(done(unsaid=job.unsaid), recipe, job, overrides=overrides)
     try:
-        found = predict(job, engine="analytic", timed=False)
+        found = predict(job, engine="analytic", timed=False, brief=brief)
         verdict = verdict_of(found)
     except TunecastError as error:
-        problems += refused(error.message, error.field, error.code, file, places, comment)
+        tell(refused(error.message, error.field, error.code, file, written, comment))
         return Reading(done(), recipe, job, overrides=overrides)
     field = next((field for field in DECIDES if field in places), "")
     line, key = places.get(field, (0, ""))
@@ -203,7 +201,7 @@ def _placed(
     line, key = (int(at[1]), at[2]) if at and at[1] else (0, "")
     plain = told[at.end() :] if at else told
     named = re.match(r"([a-z_0-9.]+): ", plain)
-    own = named[1] if named and named[1] in all_knobs() else field or ""
+    own = named[1] if named and (named[1] in all_knobs() or named[1] in places) else field or ""
     if not line and own in places:
         line, key = places[own]
     if not line and comment.line and own in card_fields(asked_in(comment)):

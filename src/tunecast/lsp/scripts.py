@@ -78,12 +78,13 @@ def traced_lines(told: Mapping[str, Any], name: str) -> list[TracedLine]:
 def trace_text(told: Mapping[str, Any], name: str) -> str:
     """The verdict, then line by line."""
     memory, time, fits = told["memory"], told["time"], told["fits"]
-    verdict = {True: "fits", False: "does not fit", None: "fits as far as it was traced"}[fits]
+    verdict = {True: "fits", False: "does not fit", None: "not resolved, so far it"}[fits]
     if fits and not told["fits_surely"]:
         verdict = "may not fit"
     needs = f"needs {gib(told['smallest_capacity_bytes'])} of {gib(told['capacity_bytes'])}"
     clock = "" if time is None or time["step_s"] is None else f", {time['step_s']:.3g} s per step"
-    lines = [f"{verdict}: {needs}{clock}", f"{name}: {gib(memory['allocated_bytes'])} in use at the peak; by line:"]
+    lines = [f"{verdict}{'' if fits is None else ':'} {needs}{clock}", *(told["reasons"][:1] if fits is None else [])]
+    lines += [f"{name}: {gib(memory['allocated_bytes'])} in use at the peak; by line:"]
     traced = sorted(traced_lines(told, name), key=lambda each: -each.nbytes)
     lines += [f"  line {each.line + 1}  {gib(each.nbytes)}" for each in traced]
     return "\n".join([*lines, ""])

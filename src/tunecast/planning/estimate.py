@@ -417,10 +417,13 @@ class Estimator:
 
     def _own(self, rig: Rig, setting: Setting, job: Job) -> OwnRun | None:
         """The job's own batches, briefly; the same on every card that looks alike."""
-        from tunecast.prediction.data.own_batches import own_run  # few jobs say how long their samples are
+        from tunecast.prediction.data.own_batches import BRIEFLY, own_run  # few jobs say how long their samples are
+
+        def found() -> OwnRun | None:
+            return own_run(job, self.config, card_of(rig.gpu), budget=BRIEFLY)
 
         key = _plainly_loaded(setting), _look(rig, setting, job)
-        return self._once("own run", key, lambda: own_run(job, self.config, card_of(rig.gpu), brief=True), MOST_FOLDS)
+        return self._once("own run", key, found, MOST_FOLDS)
 
 
 def _plainly_loaded(setting: Setting) -> Setting:

@@ -41,7 +41,7 @@ DEFAULT_ENGINE = "analytic"
 
 
 def predict(
-    job: Job, *, engine: str | None = DEFAULT_ENGINE, timed: bool = True, once: bool = False,
+    job: Job, *, engine: str | None = DEFAULT_ENGINE, timed: bool = True, once: bool = False, brief: bool = False,
     calibration: Calibration | None = None, learned: Learned | None = None, **how: Any,
 ) -> Prediction:  # fmt: skip
     """The job's prediction. `how` is the traced engine's: exact, python, limits, progress.
@@ -49,8 +49,8 @@ def predict(
     `engine` None: the closed form where it knows the architecture; one it does not know is traced where that is
     possible, else taken for the nearest, with a warning that says why it was not traced. `timed`: its time will be read
     too, so one building of the tape serves both; memory alone is faster without. `once`: no job of other sizes will be
-    asked for, so nothing is built to serve one. `calibration` is of the machine it is asked for, `learned` of runs
-    there.
+    asked for, so nothing is built to serve one. `brief`: of a job's own batches the closed form takes the first alone.
+    `calibration` is of the machine it is asked for, `learned` of runs there.
     """
     if engine is not None:
         require_engine(engine)
@@ -70,7 +70,7 @@ def predict(
 
                 raise remedies.of_tracer(error, job) if isinstance(error, UsageError) else error from None
             warning = f"not traced, so the architecture is guessed: {_in_short(error.message)}"
-    return analytic(job, timed=timed, once=once, calibration=calibration, learned=learned, warning=warning)
+    return analytic(job, timed=timed, once=once, brief=brief, calibration=calibration, learned=learned, warning=warning)
 
 
 LONGEST_REASON = 240
@@ -85,7 +85,7 @@ def _in_short(message: str) -> str:
 
 
 def analytic(
-    job: Job, *, timed: bool = True, once: bool = False, calibration: Calibration | None = None,
+    job: Job, *, timed: bool = True, once: bool = False, brief: bool = False, calibration: Calibration | None = None,
     learned: Learned | None = None, warning: str | None = None,
 ) -> Prediction:  # fmt: skip
     """By the closed form: find the model, build its tape on paper, replay it on the card."""
@@ -93,7 +93,7 @@ def analytic(
     builder = Builder(symbolic=False) if once else SHARED
 
     def predict(of: ModelConfig) -> Prediction:
-        return _predict(job, of, timed, builder, (calibration, learned), warning)
+        return _predict(job, of, timed, brief, builder, (calibration, learned), warning)
 
     def guard() -> AbstractContextManager[None]:
         """A model that came with this package was built before; of any other config.json the key at fault is named."""
@@ -113,7 +113,7 @@ def analytic(
 
 
 def _predict(
-    job: Job, model: ModelConfig, timed: bool, builder: Builder,
+    job: Job, model: ModelConfig, timed: bool, brief: bool, builder: Builder,
     known: tuple[Calibration | None, Learned | None], warning: str | None,
 ) -> Prediction:  # fmt: skip
     """`known` of the machine: what was measured of its card, and learned from its runs."""
@@ -127,9 +127,9 @@ def _predict(
     folded = fold_job(short, model.raw, card_of(gpu), keeps_ops=timed, builder=builder)
     own = None
     if job.data.has_lengths:
-        from tunecast.prediction.data.own_batches import own_run, with_tape  # few jobs say
+        from tunecast.prediction.data.own_batches import AT_ONCE, own_run, with_tape  # few jobs say
 
-        own = own_run(job, model.raw, card_of(gpu))
+        own = own_run(job, model.raw, card_of(gpu), budget=AT_ONCE if brief else None)
         if own is not None:
             folded = with_tape(folded, short, own, model.raw, card_of(gpu))
 

@@ -91,20 +91,25 @@ await journey('a job that does not fit is marked, on its line', work, async () =
 })
 
 await journey('what a key costs is said on hover', work, async () => {
-  await work.locator('.view-line', { hasText: 'micro_batch_size' }).locator('span span').first().hover()
-  await work.locator('.monaco-hover', { hasText: /GiB/ }).first().waitFor()
+  const line = work.locator('.view-line', { hasText: /^\s*micro_batch_size/ })
+  await line.filter({ hasText: /−[\d.]+\sGiB/ }).waitFor() // then it is known
+  await line.locator('span span').first().hover()
+  await work.locator('.monaco-hover', { hasText: /Otherwise.*GiB.*fit.*at the peak/s }).first().waitFor()
   await picture(work, 'hover')
   await work.mouse.move(700, 20)
 })
 
 await journey('one click makes it fit, and the mark goes', work, async () => {
   await problems(work).filter({ hasText: /To fix/ }).first().click() // the changes are known
+  await work.keyboard.press('Enter') // from the list into the editor, which has a menu of its own
+  await work.locator('.editor-group-container .monaco-editor.focused').waitFor()
   await work.keyboard.press('Control+.')
   const actions = work.locator('.action-widget .monaco-list-row.action')
   await actions.filter({ hasText: / of 22\.8 GiB/ }).first().waitFor()
   await picture(work, 'action')
   await actions.filter({ hasText: / of 22\.8 GiB/ }).first().click()
   await work.locator('.squiggly-error').first().waitFor({ state: 'detached' })
+  await work.keyboard.press('Control+Home') // the lens is above the first line, and what is out of sight is not drawn
   await lens(work).filter({ hasText: /^fits / }).first().waitFor()
   await picture(work, 'fits')
 })
@@ -157,6 +162,9 @@ await journey('the page stands beside the editor, with the file’s job in it', 
   measured.page_ms = Math.round(performance.now() - began)
   const title = await page.locator('.verdict .title').textContent()
   demand(/Llama-3\.2-1B, QLoRA, 8 x 4,096/.test(title), `it says ${title}`)
+  const spared = async (locator) => /([\d.]+)\s[GM]iB\sto\sspare/.exec(await plain(locator))?.[1]
+  const said = await spared(page.locator('.verdict').first())
+  demand(said && said === (await spared(lens(work).filter({ hasText: /^fits / }).first())), `the editor does not say ${said} to spare`)
   await picture(work, 'page')
 })
 

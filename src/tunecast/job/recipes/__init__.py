@@ -205,8 +205,23 @@ def load_framework(name: str) -> ModuleType:
 
 def is_job(document: Document) -> bool:
     """Whether it is a job of ours: every key is a field, and the model is a name."""
-    known = {name.partition(".")[0] for name in all_knobs()} | set(sections())
-    return isinstance(document.get("model"), str) and set(document.tree) <= known
+    return isinstance(document.get("model"), str) and set(document.tree) <= _job_keys()
+
+
+LEAST_KNOWN = 3
+"""Top-level keys that have to be ours, and two of three, where not all of them are."""
+
+
+def looks_like_job(document: Document, *, sure: bool = False) -> bool:
+    """Also a job of ours with a key that is not one: mistyped, or half typed. `sure`: something else says it is one."""
+    ours = _job_keys()
+    known = [name for name in document.tree if name in ours]
+    mostly = 3 * len(known) >= 2 * len(document.tree) and (sure or len(known) >= LEAST_KNOWN)
+    return is_job(document) or (isinstance(document.get("model"), str) and mostly)
+
+
+def _job_keys() -> set[str]:
+    return {name.partition(".")[0] for name in all_knobs()} | set(sections())
 
 
 def words_for(recipe: Recipe, field: str, value: object) -> Mapping[str, object] | None:

@@ -398,7 +398,17 @@ def command_of(name: str) -> Callable[..., Any]:
     return command
 
 
+def end_with_request(ls: Server) -> None:
+    """Whoever cancels a command's request cancels it: pygls 2.1.1 ends the request alone and lets the command go on
+    (protocol/json_rpc.py, `_run_generator`)."""
+    request = getattr(ls.protocol, "_request_futures", {}).get(ls.protocol.msg_id)
+    task = asyncio.current_task()
+    if request is not None and task is not None:
+        request.add_done_callback(lambda done: task.cancel() if done.cancelled() else None)
+
+
 async def run_command(ls: Server, name: str, uri: str) -> Any:
+    end_with_request(ls)
     file = ls.files.get(uri)
     if file is None:
         ls.say(f"tunecast {name}: no open file of a training", types.MessageType.Warning)

@@ -37,6 +37,8 @@ from tunecast.tape.op import Tape
 from tunecast.tape.shorten import STEPS
 from tunecast.tape.structure import Structure
 
+MOST_READ = 100_000
+
 
 class Budget(NamedTuple):
     """What a replay may take."""
@@ -46,13 +48,15 @@ class Budget(NamedTuple):
     two to four of them."""
     structures: int
     """That are built of each kind of step, at 0.1 to 0.4 s each; beyond, the nearest one stands in."""
+    reads: int = MOST_READ
+    """Micro-batches that are looked at for the largest, of all ranks together, at some 3 microseconds each."""
 
 
 WHOLLY = Budget(2_400_000, 24)
 BRIEFLY = Budget(200_000, 2)
 """For a search that asks for hundreds of jobs: the first steps, records and some of the largest, in one order."""
-MOST_READ = 100_000
-"""Micro-batches that are looked at for the largest, of all ranks together."""
+AT_ONCE = Budget(200_000, 2, 4_096)
+"""For whoever waits while typing, and gets the rest later: of the beginning alone."""
 ORDERS = 3
 """Replayed where the order has to be drawn."""
 MOST_RANKS = 4
@@ -78,13 +82,15 @@ class OwnRun(NamedTuple):
     """One sentence: what was replayed of what."""
 
 
-def own_run(job: Job, config: Mapping[str, Any], card: Card, *, brief: bool = False) -> OwnRun | None:
-    """None where a job says nothing of its samples' lengths, or its stack's steps cannot be put together."""
+def own_run(job: Job, config: Mapping[str, Any], card: Card, *, budget: Budget | None = None) -> OwnRun | None:
+    """None where a job says nothing of its samples' lengths, or its stack's steps cannot be put together. `budget`
+    None: all of it, in several orders."""
     lengths = sample_lengths(job.data)
     if lengths is None or job.lengths is not None:
         return None
-    ranks = ranks_of(job)
-    most_steps = max(STEPS, MOST_READ // (job.grad_accum * ranks))
+    ranks, brief = ranks_of(job), budget is not None
+    budget = budget or WHOLLY
+    most_steps = max(STEPS, budget.reads // (job.grad_accum * ranks))
     first = batches_of(job, lengths, most_steps=most_steps)
     if first is None or not first.steps:
         return None
@@ -96,7 +102,6 @@ def own_run(job: Job, config: Mapping[str, Any], card: Card, *, brief: bool = Fa
         seeds = range(job.data.seed + 1, job.data.seed + ORDERS)
         drawn = [replace(job, data=replace(job.data, seed=seed)) for seed in seeds]
         rest = [batches_of(other, lengths, most_steps=most_steps) for other in drawn]
-    budget = BRIEFLY if brief else WHOLLY
     every = [first.steps, *(each.steps for each in rest if each is not None and each.steps)]
     evaluation = evaluation_batches(job, lengths)
     if not counts_labels(job):  # then batches of one shape are alike

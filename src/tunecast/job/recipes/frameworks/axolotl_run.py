@@ -60,7 +60,7 @@ def take_evaluations(draft: Draft, keys: Keys, epochs: float) -> None:
     if not share and not is_on(sets):
         keys.ignore(*names, "eval_batch_size", "eval_sample_packing", "eval_sequence_len", "eval_max_new_tokens")
         draft.assume("run.eval_strategy", "no", f"{NAME} {RELEASE}: nothing is held back to evaluate on")
-        draft.assume("run.eval_batch", draft.fields["micro_batch"])
+        assume_eval_batch(draft, draft.fields["micro_batch"])
         return
     if not take_rhythm(draft, keys, epochs, "eval") and strategy:
         draft.put("run.eval_strategy", strategy, keys, "eval_strategy", "evaluation_strategy")
@@ -68,6 +68,12 @@ def take_evaluations(draft: Draft, keys: Keys, epochs: float) -> None:
     if share:
         draft.put("data.held_back", held_back, keys, "val_set_size")
     take_eval_batch(draft, keys)
+
+
+def assume_eval_batch(draft: Draft, rows: object) -> None:
+    """What is no number of rows is refused of training's alone."""
+    if (whole(rows) or 0) > 0:
+        draft.assume("run.eval_batch", rows)
 
 
 def take_eval_batch(draft: Draft, keys: Keys) -> None:
@@ -79,8 +85,8 @@ def take_eval_batch(draft: Draft, keys: Keys) -> None:
         keys.get("eval_batch_size")
         return
     draft.take("run.eval_batch", keys, "eval_batch_size")
-    draft.assume("run.eval_batch", keys.get("micro_batch_size") or draft.fields["micro_batch"])
-    rows, length = whole(draft.fields["run.eval_batch"]), whole(keys.get("sequence_len"))
+    assume_eval_batch(draft, keys.get("micro_batch_size") or draft.fields["micro_batch"])
+    rows, length = whole(draft.fields.get("run.eval_batch")), whole(keys.get("sequence_len"))
     of_training = whole(draft.fields["seq_len"])
     if not packs or evals is not False or not (rows and length and of_training) or length == of_training:
         return
