@@ -109,6 +109,11 @@ def once(name: str, holds: Callable[[Launched], bool]) -> Launched:
     return found
 
 
+def has_step(launched: Launched, cluster: SlurmCluster) -> bool:
+    """Whether `srun` has begun it, which needs the controller."""
+    return f"{launched.number}.0 " in cluster.told("squeue", "--noheader", "--steps", "--jobs", launched.number)
+
+
 def steps_of(launched: Launched) -> int:
     states = [json.loads(path.read_text()) for path in launched.folder.glob("output/checkpoint-*/trainer_state.json")]
     return max((state["global_step"] for state in states), default=0)
@@ -135,7 +140,7 @@ def test_it_trains_on_two_nodes(made: Path) -> None:
 @pytest.mark.usefixtures("asleep")
 def test_one_that_is_cancelled_while_the_controller_is_restarted(made: Path, cluster: SlurmCluster) -> None:
     first = started(made, max_steps=1_000_000)
-    once(first.id, lambda each: each.state == "running")
+    once(first.id, lambda each: each.state == "running" and has_step(each, cluster))
     cluster.stop_controller()
     assert standing(first.id).state == "unknown"
     cluster.start_controller()
