@@ -40,5 +40,8 @@ def test_where_a_run_goes_on() -> None:
 
 
 def test_objects_for_kubernetes_were_accepted() -> None:
-    assert len(OBJECTS["objects"]) == 12 and OBJECTS["schemas"]
-    assert all(row["problems"] == [] and row["kinds"][-1] == "TrainJob" for row in OBJECTS["objects"])
+    """By the published models and schemas, and by a real API server, on which a job was started, found and stopped."""
+    *rendered, life = OBJECTS["objects"]
+    assert len(rendered) == 12 and all(row["kinds"][-1] == "TrainJob" for row in rendered)
+    assert life["case"] == "a job's life" and OBJECTS["schemas"] and OBJECTS["server"]
+    assert all(row["problems"] == [] for row in OBJECTS["objects"])
