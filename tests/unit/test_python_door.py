@@ -189,10 +189,10 @@ def test_trace(job_file: str, capsys: pytest.CaptureFixture[str], monkeypatch: p
 
 
 def test_every_command_with_json_has_its_function() -> None:
-    """But for what acts (calibrate, serve; `watch` is `Callback` and `watching` there) or is none."""
+    """But for what acts (calibrate, serve, lsp; `watch` is `Callback` and `watching` there) or is none."""
     commands = {name.replace("-", "_") for name in cli.COMMANDS}
     functions = {name for name in tunecast.__all__ if name in commands}
-    assert commands - functions <= {"calibrate", "completion", "serve", "watch"}
+    assert commands - functions <= {"calibrate", "completion", "lsp", "serve", "watch"}
 
 
 def test_read(job_file: str) -> None:
