@@ -7,6 +7,7 @@ import gzip
 import http.client
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -512,6 +513,15 @@ def test_a_token_is_asked_of_everybody(tmp_path: Path) -> None:
         assert set(guesses) == {401, 429} and guesses[-1] == 429, "guessing is slow"
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """What is ignored, as under nohup, is so by what is started."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_an_editor_frames_the_page_and_it_ends_with_who_started_it() -> None:
     words = ["--framed-by", "http://127.0.0.1:8080", "--ends-with-stdin"]
     for served in serving(*words, stdin=subprocess.PIPE):
