@@ -17,9 +17,9 @@ def test_how_far_predictions_are_off() -> None:
     percent = {name: f"{100 * error:.1f} %" for name, error in
                (("memory", memory.p90 or 0), ("time", time.median or 0), ("slow", time.p90 or 0))}  # fmt: skip
     said = (
-        f"Over {memory.runs} measured runs the median error of memory is below 0.1 %, over {time.runs} timed steps "
-        f"that of time is {percent['time']}; of one run in ten it is more than {percent['memory']} "
-        f"and {percent['slow']}."
+        f"The median error of memory is below 0.1 % over {memory.runs} measured runs, that of time {percent['time']} "
+        f"over {time.runs} timed steps; one run in ten is off by more than {percent['memory']} in memory "
+        f"and {percent['slow']} in time."
     )
     assert said in re.sub(r"\s+", " ", README.read_text("utf-8"))
 
