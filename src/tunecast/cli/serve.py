@@ -19,7 +19,7 @@ USAGE = (
 DESCRIPTION = """\
 A page to plan a fine-tune by looking, and the HTTP API behind it, served by this machine to this machine. It prints its
 URL and runs until it is interrupted. No request leaves the machine: models are the bundled ones, or a config.json that
-is pasted into the page; --hub allows Hub ids."""
+is dropped on the page; --hub allows Hub ids."""
 EPILOG = """\
 examples:
   tunecast serve                                                    at http://127.0.0.1:8765/, and opens a browser
