@@ -194,9 +194,15 @@ def as_array(entries: Sequence[LedgerEntry]) -> tuple[LedgerEntry, ...]:
 
 
 def with_number(entry: LedgerEntry, number: str) -> LedgerEntry:
-    made = replace(entry, number=number)
+    made = replace(entry, number=number, lock=None)
     keep(made)
     return made
+
+
+def has_number(entry: LedgerEntry) -> bool:
+    """As its record stands by now."""
+    found = _entry(entry.folder)
+    return found is not None and bool(found.number)
 
 
 def as_cancelled(entry: LedgerEntry) -> LedgerEntry:
