@@ -10,6 +10,7 @@ import json
 import os
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -104,12 +105,22 @@ def _is_written(place: Path) -> bool:
     lines = list(_last_lines(place / RUN))
     if not lines or lines[0].get("event") == "end":
         return False
-    newest = max((path.stat().st_mtime for path in place.glob("*.jsonl")), default=0.0)
+    newest = max((each.st_mtime for each in _journal_stats(place)), default=0.0)
     return goes_on(place) or time.time() - newest < SILENT_S
 
 
 def _journal_bytes(place: Path) -> int:
-    return sum(path.stat().st_size for path in place.glob("*.jsonl"))
+    return sum(each.st_size for each in _journal_stats(place))
+
+
+def _journal_stats(place: Path) -> list[os.stat_result]:
+    """Of those that are there: a run that ends is taken away, one file after another, while it is looked at."""
+    found: list[os.stat_result] = []
+    with suppress(OSError):
+        for path in place.glob("*.jsonl"):
+            with suppress(OSError):
+                found.append(path.stat())
+    return found
 
 
 def last_said(path: Path) -> str | None:

@@ -72,19 +72,30 @@ def host_of(environ: Mapping[str, str] = os.environ) -> str | None:
 
 
 def _key(path: Path) -> str | None:
+    """Made whole or not at all, and by whoever is first: all runs of this machine have the same."""
     if not path.exists():
         with contextlib.suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
-            made = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            os.write(made, secrets.token_hex(32).encode())
-            os.close(made)
+            handle, beside = tempfile.mkstemp(dir=path.parent, prefix=".tunecast-")
+            try:
+                with os.fdopen(handle, "w", encoding="ascii") as file:
+                    file.write(secrets.token_hex(32))
+                os.link(beside, path)
+            except FileExistsError:
+                pass
+            except OSError:  # no room, or a file system without links
+                if os.path.getsize(beside):
+                    os.rename(beside, path)
+            finally:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(beside)
     return _text(path)
 
 
 def _text(path: str | Path) -> str | None:
     try:
         return bounded_text(Path(path), MOST_BYTES).strip() or None
-    except NotResolved:
+    except TunecastError:
         return None
 
 
@@ -138,8 +149,8 @@ def take_killed(environ: Mapping[str, str] = os.environ, *, noted: Noted = as_it
 def goes_on(place: Path) -> bool:
     """Whether the process that its folder is called by still runs, or one of its ranks, though what watched them does
     not. One that began after the last line was written has the number of another, as after the machine started anew."""
-    ranks = [path.stem.rpartition("-")[2] for path in place.glob("rank-*.jsonl")]
     try:
+        ranks = [path.stem.rpartition("-")[2] for path in place.glob("rank-*.jsonl")]
         written = max(path.stat().st_mtime for path in (place, *place.glob("*.jsonl")))
     except OSError:  # taken by another program this moment
         return False

@@ -232,8 +232,12 @@ def number_in(path: str) -> int | None:
 
 
 def write_whole(path: str, text: str) -> None:
-    """Nobody reads half of it."""
+    """Nobody reads half of it, though ranks, and machines that share the folder, write the same at once."""
+    beside = f"{path}.{secrets.token_hex(8)}"
     with contextlib.suppress(OSError):
-        with open(f"{path}.new", "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(f"{path}.new", path)
+        try:
+            with open(beside, "w", encoding="utf-8") as file:
+                file.write(text)
+            os.replace(beside, path)
+        except OSError:
+            os.unlink(beside)
