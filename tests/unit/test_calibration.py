@@ -12,6 +12,7 @@ from tunecast.cli.main import main
 from tunecast.errors import NotResolved
 from tunecast.hardware.catalog import gpu
 from tunecast.job import job_from_dict
+from tunecast.learn import measure
 from tunecast.learn.store import keep, kept, path_of
 from tunecast.prediction.engines import predict
 from tunecast.prediction.price.host import DEFAULT_HOST
@@ -63,6 +64,12 @@ def test_a_hosts_speed_is_the_middle_of_several_loops() -> None:
     assert calibration_from({**FOUND, "launches": rows}, "").forward_launch_s == pytest.approx(30e-6)
     without = calibration_from({**FOUND, "launches": []}, "")
     assert calibrated_host(DEFAULT_HOST, without) == DEFAULT_HOST
+
+
+def test_a_trainer_that_loads_too_slowly_costs_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "START", "import time; time.sleep(60) # %r")
+    monkeypatch.setattr(measure, "LONGEST_START_S", 0.2)
+    assert list(measure.starts("cpu")) == []
 
 
 PLANS = [
