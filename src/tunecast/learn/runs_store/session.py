@@ -170,6 +170,13 @@ class PostgresSession:
             )  # fmt: skip
         except psycopg.Error as error:
             raise StoreAway(f"{place.shown} does not answer: {self._reason(error)}") from None
+        try:
+            self._begin(read_only=read_only)
+        except BaseException:
+            self.close()
+            raise
+
+    def _begin(self, *, read_only: bool) -> None:
         self.execute("SELECT set_config('statement_timeout', ?, false)", [str(STATEMENT_MS)])
         if read_only:
             self.execute("SELECT set_config('default_transaction_read_only', 'on', false)")
