@@ -11,6 +11,7 @@ from tunecast.door.recorded import measured_notes, take_left_behind
 from tunecast.errors import NotResolved, UsageError
 from tunecast.launching import ledger
 from tunecast.launching.engines import engine_of
+from tunecast.launching.engines.commands import run
 from tunecast.launching.ledger import LedgerEntry
 from tunecast.launching.rendering import PREFLIGHT_STATUS, PREFLIGHT_VERDICT
 from tunecast.records import dataclass
@@ -124,10 +125,15 @@ def log_command(name: str, *, follow: bool = False) -> tuple[str, ...]:
 
 def logs(name: str) -> str:
     """All that a job printed so far."""
-    done = subprocess.run(log_command(name), capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL)
+    done = run(log_command(name), capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL)
     if done.returncode:
         raise NotResolved(f"{name}: there is no log yet ({' '.join(done.stderr.split())[:200]})", field="id")
     return done.stdout
+
+
+def follow_log(name: str) -> int:
+    """What it prints, as it comes, until somebody interrupts that; the exit code of what shows it."""
+    return run(log_command(name, follow=True)).returncode
 
 
 def cancel(name: str) -> Launched | LaunchedJobs:

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from tunecast.errors import NotResolved, UsageError, nearest_hint
+from tunecast.errors import NotResolved, TunecastError, UsageError, nearest_hint
 from tunecast.job.readers.bounds import bounded_text
 from tunecast.job.writer import write_file
 from tunecast.launching.rendering import Rendering
@@ -88,7 +88,7 @@ class LedgerEntry:
         """What the job wrote into a file of its folder."""
         try:
             return bounded_text(self.folder / name, MOST_BYTES).strip() or None
-        except NotResolved:
+        except TunecastError:
             return None
 
 
@@ -229,7 +229,7 @@ def _entry(place: Path) -> LedgerEntry | None:
         values: Any = json.loads(bounded_text(place / RECORD, MOST_BYTES))
         texts: Any = {name: str(values.get(name, "") if name in OF_SEVERAL else values[name]) for name in KEPT}
         return LedgerEntry(place.name, place, **texts, cancelled=bool(values["cancelled"]))
-    except (NotResolved, ValueError, KeyError, TypeError):
+    except (TunecastError, ValueError, KeyError, TypeError):
         return None
 
 
