@@ -16,13 +16,14 @@ from typing import Any
 
 from tunecast.door.runs import is_asked, run_of
 from tunecast.errors import TunecastError
+from tunecast.home import data_folder
 from tunecast.launching import ledger
 from tunecast.launching.rendering import RECORDED
 from tunecast.learn.inside.merge import RUN
 from tunecast.learn.intake import goes_on
 from tunecast.learn.journal import record_of, said_in
 from tunecast.learn.record import MeasuredRun, run_from
-from tunecast.learn.runs_store.place import RUNNING, data_folder, has_store
+from tunecast.learn.runs_store.place import RUNNING, has_store
 from tunecast.learn.runs_store.rows import RunFilters, RunSummary, filters_from, now_text, summary
 from tunecast.learn.runs_store.session import TableMissing
 from tunecast.learn.runs_store.store import read_store
@@ -92,7 +93,7 @@ def _journals() -> Iterator[tuple[MeasuredRun, str | None]]:
 def _places() -> list[Path]:
     """Folders with journals of a run that goes on."""
     try:
-        own = [place for place in sorted((data_folder(os.environ) / RUNNING).iterdir()) if goes_on(place)]
+        own = [place for place in sorted(Path(data_folder(), RUNNING).iterdir()) if goes_on(place)]
     except OSError:
         own = []
     active = (each for each in ledger.entries() if not each.cancelled and each.status is None)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tunecast.errors import NotResolved, TunecastError, UsageError, nearest_hint
+from tunecast.home import data_folder
 from tunecast.job.readers.bounds import bounded_text
 from tunecast.job.writer import write_file
 from tunecast.launching.rendering import Rendering
@@ -93,8 +94,7 @@ class LedgerEntry:
 
 
 def folder(environ: Mapping[str, str] = os.environ) -> Path:
-    home = environ.get("XDG_DATA_HOME") or environ.get("LOCALAPPDATA") or os.path.expanduser("~/.local/share")
-    return Path(home) / "tunecast" / "launches"
+    return Path(data_folder(environ), "launches")
 
 
 def digest_of(rendering: Rendering) -> str:

@@ -20,12 +20,13 @@ from typing import Any
 from tunecast import __version__
 from tunecast.errors import NotResolved, TunecastError, UsageError
 from tunecast.hardware.catalog import gpu as gpu_named
+from tunecast.home import data_folder
 from tunecast.job.readers.bounds import bounded_text
 from tunecast.learn.inside.measure import process_began
 from tunecast.learn.inside.merge import RUN
 from tunecast.learn.journal import record_of
 from tunecast.learn.record import salvaged
-from tunecast.learn.runs_store.place import RUNNING, data_folder
+from tunecast.learn.runs_store.place import RUNNING
 from tunecast.learn.runs_store.store import open_store
 
 KEY, TAKEN, BAD = "host_key", "taken", "bad"
@@ -38,7 +39,7 @@ SLACK_S = 2.0
 def new_folder(environ: Mapping[str, str] = os.environ) -> str:
     """Of a run that begins in this process; in the system's own folder where the user's cannot be written."""
     with contextlib.suppress(OSError):
-        place = data_folder(environ) / RUNNING
+        place = Path(data_folder(environ), RUNNING)
         place.mkdir(parents=True, exist_ok=True)
         return tempfile.mkdtemp(prefix=f"{os.getpid()}-", dir=place)
     return tempfile.mkdtemp(prefix="tunecast-")
@@ -64,7 +65,7 @@ def complete(
 
 def host_of(environ: Mapping[str, str] = os.environ) -> str | None:
     """12 hex digits that say nothing without the key."""
-    key = _key(data_folder(environ) / KEY)
+    key = _key(Path(data_folder(environ), KEY))
     if key is None:
         return None
     named = next((text for path in MACHINE if (text := _text(path))), None) or os.uname().nodename
@@ -129,7 +130,7 @@ def take(
 def take_killed(environ: Mapping[str, str] = os.environ, *, noted: Noted = as_it_is) -> Iterator[dict[str, Any]]:
     """Runs of this machine whose process is gone and left its journal."""
     try:
-        places = sorted((data_folder(environ) / RUNNING).iterdir())
+        places = sorted(Path(data_folder(environ), RUNNING).iterdir())
     except OSError:
         return
     for place in places:
