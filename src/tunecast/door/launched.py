@@ -76,13 +76,17 @@ def verdict_of(entry: LedgerEntry) -> tuple[str, ...]:
     return () if verdict is None else (verdict,)
 
 
+def by_engine(entries: Iterable[LedgerEntry]) -> dict[str, list[LedgerEntry]]:
+    found: dict[str, list[LedgerEntry]] = {}
+    for entry in entries:
+        found.setdefault(entry.engine, []).append(entry)
+    return found
+
+
 def states_of(entries: Sequence[LedgerEntry]) -> dict[str, str]:
     """By id. Each engine is asked once, where it answers for all its jobs."""
-    by_engine: dict[str, list[LedgerEntry]] = {}
-    for entry in entries:
-        by_engine.setdefault(entry.engine, []).append(entry)
     found: dict[str, str] = {}
-    for name, of in by_engine.items():
+    for name, of in by_engine(entries).items():
         try:
             module = engine_of(name).module
         except UsageError:  # of another release, or a record that was changed by hand
@@ -140,11 +144,8 @@ def cancel(name: str) -> Launched | LaunchedJobs:
     """Stop a job, or all of a group; one that is over stays as it is."""
     entries = ledger.entries_of(name)
     states = states_of(entries)
-    stopped = [entry for entry in entries if states[entry.id] in (*ledger.ACTIVE, "unknown")]
-    by_engine: dict[str, list[LedgerEntry]] = {}
-    for entry in stopped:
-        by_engine.setdefault(entry.engine, []).append(entry)
-    for engine, of in by_engine.items():
+    going_on = [entry for entry in entries if states[entry.id] in (*ledger.ACTIVE, "unknown")]
+    for engine, of in by_engine(going_on).items():
         module = engine_of(engine).module
         if hasattr(module, "cancel_all"):
             module.cancel_all(of)

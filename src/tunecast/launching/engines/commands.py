@@ -10,7 +10,7 @@ from typing import Any
 
 from tunecast.errors import NotResolved
 from tunecast.launching.engines.start import letter_first
-from tunecast.launching.ledger import LedgerEntry, NotKnown
+from tunecast.launching.ledger import LOG, LedgerEntry, NotKnown
 from tunecast.launching.rendering import Command
 
 MOST_TOLD = 500
@@ -65,6 +65,11 @@ def said_by(command: Command, folder: Path, environment: Mapping[str, str], limi
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return "" if done.returncode else done.stderr
+
+
+def tail_command(entry: LedgerEntry, *, follow: bool) -> Command:
+    """What shows a log that lies in the launch's folder."""
+    return ("tail", "-n", "+1", *(("--follow=name", "--retry") if follow else ()), str(entry.folder / LOG))
 
 
 INSTALLED_BY = {
