@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from typing import Any
 
 from tunecast.units import MIB
 from tunecast.web.workers import frames
+from tunecast.web.workers.pool import python_environment
 
 MOST_S = 300.0
 """On the clock, of one answer."""
@@ -110,18 +110,9 @@ def started() -> tuple[subprocess.Popen[bytes], socket.socket]:
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "tunecast.lsp.worker", str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
-            env={**environment(), "HF_HUB_OFFLINE": "1"},
+            env={**python_environment(), "HF_HUB_OFFLINE": "1"},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             start_new_session=True,
         )
     return process, ours
-
-
-def environment() -> dict[str, str]:
-    """For a Python of ours, wherever it is started: with this package."""
-    import tunecast
-
-    package = os.path.dirname(os.path.dirname(os.path.abspath(tunecast.__file__)))
-    paths = [package, *(os.path.abspath(each) for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each)]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}

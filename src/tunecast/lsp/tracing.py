@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tunecast.lsp.answerer import NotAnswered, environment
+from tunecast.lsp.answerer import NotAnswered
+from tunecast.web.workers.pool import python_environment
 
 EVERY_S = 1.0
 """Between two reports of how long it has taken."""
@@ -34,7 +35,7 @@ async def traced(path: Path, flags: Sequence[str], passed: Callable[[float], Non
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
         cwd=path.parent,
-        env=environment(),
+        env=python_environment(),
         start_new_session=True,
     )
     counting = asyncio.ensure_future(_count(passed))
