@@ -11,7 +11,7 @@ is learned (a cell: card, stack, model, host), the newest `WINDOW` count, in the
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from math import isfinite, log, sqrt
+from math import expm1, isfinite, log, sqrt
 from typing import Any
 
 from tunecast.job.stacks import DEFAULT_STACK
@@ -160,7 +160,7 @@ def _how_far(run: Observed, middle: float, enough: bool) -> str:
 
 
 def _signed(log_ratio: float) -> str:
-    off = 2.718281828459045**log_ratio - 1
+    off = expm1(log_ratio)
     return f"{'+' if off >= 0 else '-'}{percent(abs(off))}"
 
 
