@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -206,6 +208,25 @@ def test_one_launched_by_two_at_once_is_started_once(tmp_path: Path, monkeypatch
     monkeypatch.setattr(door, "rendering_of", render)
     launch(one, on="slurm")
     assert asked.count("sbatch") == 1 and "second" in asked
+
+
+def test_one_that_is_submitted_right_now_is_stopped_once_its_engine_has_it(engine: dict[str, Any]) -> None:
+    entry, began = ledger.reserve(Rendering("a", "slurm", "trl", {}, ()), "2026-11-18T00:00:00"), threading.Event()
+
+    def submit() -> None:
+        with ledger.submission(entry) as held:
+            began.set()
+            time.sleep(0.2)
+            ledger.with_number(held, "101_0")
+
+    other = threading.Thread(target=submit)
+    other.start()
+    began.wait()
+    (entry.folder / "array.txt").write_text("../a\n")
+    engine["arrays"].append(entry.folder)
+    cancel("a")
+    other.join()
+    assert engine["cancelled"] == ["101_0"] and ledger.entry_of("a").cancelled and ledger.has_number(entry)
 
 
 def test_the_engine_is_asked_once_for_all_its_jobs(engine: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:

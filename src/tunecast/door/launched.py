@@ -141,7 +141,10 @@ def follow_log(name: str) -> int:
 
 
 def cancel(name: str) -> Launched | LaunchedJobs:
-    """Stop a job, or all of a group; one that is over stays as it is."""
+    """Stop a job, or all of a group; one that is over stays as it is. One that is submitted right now is stopped once
+    its engine has it: before, nobody knows what to stop."""
+    for entry in ledger.entries_of(name):
+        ledger.wait_for_submission(entry)
     entries = ledger.entries_of(name)
     states = states_of(entries)
     going_on = [entry for entry in entries if states[entry.id] in (*ledger.ACTIVE, "unknown")]

@@ -167,6 +167,20 @@ def submission(entry: LedgerEntry) -> Iterator[LedgerEntry]:
         os.close(held)
 
 
+def wait_for_submission(entry: LedgerEntry) -> None:
+    """Until nobody submits it any more: then its record says what its engine calls it."""
+    if fcntl is None:
+        return
+    try:
+        held = os.open(entry.submitted_in / SUBMITTING, os.O_RDWR)
+    except OSError:  # nobody does
+        return
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX)
+    finally:
+        os.close(held)
+
+
 def is_submitted_now(entry: LedgerEntry) -> bool:
     """By this program or by a command that outlived it."""
     place = entry.submitted_in / SUBMITTING
