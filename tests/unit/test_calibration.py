@@ -13,7 +13,7 @@ from tunecast.errors import NotResolved
 from tunecast.hardware.catalog import gpu
 from tunecast.job import job_from_dict
 from tunecast.learn import measure
-from tunecast.learn.store import keep, kept, path_of
+from tunecast.learn.store import keep, own_calibration, path_of
 from tunecast.prediction.engines import predict
 from tunecast.prediction.price.host import DEFAULT_HOST
 from tunecast.prediction.time.calibration import (
@@ -117,9 +117,9 @@ def test_the_reference_calibrated_by_itself_stays_as_the_catalogue_has_it() -> N
 
 def test_what_is_kept_is_found_again_and_nothing_else_is_left(tmp_path: Path) -> None:
     environ = {"XDG_DATA_HOME": str(tmp_path)}
-    assert kept("h200-sxm-141gb", environ) is None
+    assert own_calibration("h200-sxm-141gb", environ) is None
     path = keep("h200-sxm-141gb", FOUND, environ)
-    assert kept("h200-sxm-141gb", environ) == calibration_from(FOUND, "2026-11-15")
+    assert own_calibration("h200-sxm-141gb", environ) == calibration_from(FOUND, "2026-11-15")
     assert list(path.parent.iterdir()) == [path]
 
 
@@ -141,7 +141,7 @@ def test_a_file_that_holds_anything_else_is_refused_by_name(held: str, tmp_path:
     path.parent.mkdir(parents=True)
     path.write_text(held)
     with pytest.raises(NotResolved, match="tunecast calibrate"):
-        kept("h200-sxm-141gb", environ)
+        own_calibration("h200-sxm-141gb", environ)
 
 
 def test_without_torch_the_command_says_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:

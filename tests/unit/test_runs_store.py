@@ -223,7 +223,7 @@ def test_a_locked_store_is_told_after_a_while(environ: dict[str, str], monkeypat
 def test_a_store_that_may_not_be_written(environ: dict[str, str]) -> None:
     with open_store(environ) as opened:
         opened.add(record(1))
-        opened._connected().execute("PRAGMA query_only=1")
+        opened._connect().execute("PRAGMA query_only=1")
         with pytest.raises(NotResolved, match="may not be written"):
             opened.add(record(2))
         assert opened.counts() == {"done": 1}

@@ -72,7 +72,7 @@ def launched_of(entries: Iterable[LedgerEntry], notes: tuple[str, ...] = ()) -> 
 
 def verdict_of(entry: LedgerEntry) -> tuple[str, ...]:
     """Why its own check of the machine stopped it."""
-    verdict = entry.written(PREFLIGHT_VERDICT) if entry.status == PREFLIGHT_STATUS else None
+    verdict = entry.text_in(PREFLIGHT_VERDICT) if entry.status == PREFLIGHT_STATUS else None
     return () if verdict is None else (verdict,)
 
 

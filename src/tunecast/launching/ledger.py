@@ -77,15 +77,15 @@ class LedgerEntry:
     @property
     def status(self) -> int | None:
         """Its exit status, where it ended by itself."""
-        text = self.written(STATUS)
+        text = self.text_in(STATUS)
         return int(text) if text is not None and text.isdecimal() else None
 
     @property
     def process(self) -> int | None:
-        text = self.written(PID) or self.number
+        text = self.text_in(PID) or self.number
         return int(text) if text.isdecimal() else None
 
-    def written(self, name: str) -> str | None:
+    def text_in(self, name: str) -> str | None:
         """What the job wrote into a file of its folder."""
         try:
             return bounded_text(self.folder / name, MOST_BYTES).strip() or None

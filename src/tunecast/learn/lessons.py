@@ -65,14 +65,14 @@ def learned_of(card: str, environ: Mapping[str, str] = os.environ) -> Learned | 
         return Learned(problem=told)
     try:
         stamp = _stamp(environ)
-        kept = _kept(card, stamp, environ)
+        kept = _lesson_on_disk(card, stamp, environ)
         if kept is not None:
             return kept
         found = learn_card(card, environ)
         _keep(card, stamp, found, environ)
         return found
     except TunecastError as error:
-        return Learned(problem=_noted(error, environ))
+        return Learned(problem=_problem_of(error, environ))
 
 
 def _still_away(environ: Mapping[str, str]) -> str:
@@ -85,7 +85,7 @@ def _still_away(environ: Mapping[str, str]) -> str:
     return told if time.monotonic() - since < AWAY_S else ""
 
 
-def _noted(error: TunecastError, environ: Mapping[str, str]) -> str:
+def _problem_of(error: TunecastError, environ: Mapping[str, str]) -> str:
     """What went wrong; of a server that does not answer it is remembered."""
     import time
 
@@ -145,7 +145,7 @@ def learned_elsewhere(environ: Mapping[str, str] = os.environ) -> tuple[dict[str
     try:
         cards = cards_with_runs(environ)
     except TunecastError as error:
-        return {}, _noted(error, environ)
+        return {}, _problem_of(error, environ)
     for card in cards:
         found = learned_of(card, environ)
         if found is not None and found.problem:
@@ -264,7 +264,7 @@ def _path(card: str, environ: Mapping[str, str]) -> str:
     return join(data_folder(environ), "learned", f"{name}.json")
 
 
-def _kept(card: str, stamp: Sequence[Any], environ: Mapping[str, str]) -> Learned | None:
+def _lesson_on_disk(card: str, stamp: Sequence[Any], environ: Mapping[str, str]) -> Learned | None:
     """None where the store has changed since, or the file is not as it was written: it is made again."""
     import json
 

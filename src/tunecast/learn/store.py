@@ -41,7 +41,7 @@ def keep(gpu: str, found: Mapping[str, Any], environ: Mapping[str, str] = os.env
     return path
 
 
-def kept(gpu: str, environ: Mapping[str, str] = os.environ) -> Calibration | None:
+def own_calibration(gpu: str, environ: Mapping[str, str] = os.environ) -> Calibration | None:
     """None where this machine was never calibrated."""
     try:
         os.stat(_place(gpu, environ))

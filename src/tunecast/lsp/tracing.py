@@ -27,7 +27,7 @@ def trace_words(path: Path, flags: Sequence[str], *, json: bool = False) -> list
     return ["tunecast", "trace", *(["--json"] if json else []), *flags, "--", str(path)]
 
 
-async def traced(path: Path, flags: Sequence[str], passed: Callable[[float], None]) -> dict[str, Any]:
+async def trace_of(path: Path, flags: Sequence[str], passed: Callable[[float], None]) -> dict[str, Any]:
     """What it prints. Raises `NotAnswered`; ends the trace where it is cancelled."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", *trace_words(path, flags, json=True)),

@@ -226,7 +226,7 @@ class QueuedJobs:
     def number_of(self, entry: LedgerEntry) -> str | None:
         """As sbatch said, as the job itself wrote it, or as Slurm has it."""
         return (
-            entry.number or entry.written(JOB) or self.numbers.get((os.path.realpath(entry.submitted_in), entry.index))
+            entry.number or entry.text_in(JOB) or self.numbers.get((os.path.realpath(entry.submitted_in), entry.index))
         )
 
     def state_of(self, entry: LedgerEntry) -> str:

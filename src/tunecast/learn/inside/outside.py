@@ -169,7 +169,7 @@ class _WatchedProgram:
         now = time.time()
         if now - self._written >= WRITE_EVERY_S:
             self._written, self._outside = now, self.sampler.summary()
-            self.journal.append({"event": "seen", "at": now, "outside": self._outside, **self._said()})
+            self.journal.append({"event": "seen", "at": now, "outside": self._outside, **self._line_and_warnings()})
         live = self.live(now)
         self._warned = warnings(live)
         for about, text in self._warned.items():
@@ -180,7 +180,7 @@ class _WatchedProgram:
     def live(self, now: float) -> Live:
         return Live(self.expected, self.inside, self._outside, now - self.began, self.limits.usd_per_hour)
 
-    def _said(self) -> dict[str, Any]:
+    def _line_and_warnings(self) -> dict[str, Any]:
         """Warnings that hold now: what was said of a rate that is in its range again would contradict the line."""
         limits = {about: self.say.texts[about] for about in ABOUT_LIMITS if about in self.say.texts}
         return {"line": self.say.last, "warnings": [*self._warned.values(), *limits.values()]}
@@ -224,7 +224,7 @@ class _WatchedProgram:
         self._outside = self.sampler.summary()
         now = time.time()
         self.say.end(line(self.live(now), over=True))
-        self.journal.append({"event": "seen", "at": now, "outside": self._outside, **self._said()})
+        self.journal.append({"event": "seen", "at": now, "outside": self._outside, **self._line_and_warnings()})
         record = merged_folder(self.folder, status, now)
         insides = insides_of(self.folder)
         if record is not None:

@@ -86,12 +86,12 @@ class WatchedProcess:
         if self.alone:
             self._sampler.sample(self.measures.phase)
             found["outside"] = self._sampler.summary()
-            found |= self._said(found)
+            found |= self._line_and_warnings(found)
         if self.measures.losses.values:
             found["loss"] = self.measures.losses.values[-1]
         return found
 
-    def _said(self, found: Mapping[str, Any]) -> dict[str, Any]:
+    def _line_and_warnings(self, found: Mapping[str, Any]) -> dict[str, Any]:
         """As `tunecast watch` says it of a program from outside."""
         live = Live(self._expected, found, found["outside"], found["at"] - self.began)
         warned, told = warnings(live), line(live)
