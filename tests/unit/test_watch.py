@@ -167,6 +167,21 @@ def test_the_limit_may_stand_above_the_group_of_a_program(tmp_path: Path) -> Non
     assert list(memory_limits(tmp_path)) == [16 << 30], "and so the check before a launched job"
 
 
+def test_what_fails_in_watching_ends_no_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def sample(*given: Any) -> None:
+        raise KeyError("power")
+
+    monkeypatch.setattr(outside, "EVERY_S", 0.05)
+    monkeypatch.setattr(Sampler, "sample", sample)
+    ended = outside.watch(["sh", "-c", "sleep 0.3; exit 7"], str(tmp_path), told=sys.stderr)
+    assert ended.exit_code == 7 and ended.record is not None and ended.record["state"] == "failed"
+    assert capsys.readouterr().err.count("not all of it is measured (KeyError: 'power')") == 1
+    late = outside.watch(["sleep", "60"], str(tmp_path / "late"), limits=Limits(within_s=0.2))
+    assert late.status == -signal.SIGTERM, "a limit is kept all the same"
+
+
 def test_a_program_that_the_kernel_killed_has_it_in_its_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     counted = iter([HostMemory(0, 8 << 30), HostMemory(1, 8 << 30)])
     monkeypatch.setattr(outside, "host_memory", lambda **_: next(counted))

@@ -127,7 +127,11 @@ def watch(
             {"event": "begin", "at": began, "record": {**head(source, began, described), "hardware": host()}}
         )
         while (status := run.wait()) is None:
-            run.look()
+            for act in (run.look, run.keep_limits):
+                try:
+                    act()
+                except Exception as error:  # a training is never ended by what watches it: without us it gets SIGTERM
+                    say.once("fault", f"not all of it is measured ({type(error).__name__}: {error})")
         return run.end(status)
 
 
@@ -175,7 +179,10 @@ class _WatchedProgram:
         for about, text in self._warned.items():
             self.say.once(about, text)
         self.say.now(line(live))
-        self._limit(now - self.began, live)
+
+    def keep_limits(self) -> None:
+        now = time.time()
+        self._limit(now - self.began, self.live(now))
 
     def live(self, now: float) -> Live:
         return Live(self.expected, self.inside, self._outside, now - self.began, self.limits.usd_per_hour)
