@@ -245,7 +245,7 @@ def _store_after_delivery() -> RunStore:
     store = open_store()
     try:
         store.deliver()
-    except NotResolved:
+    except BaseException:
         store.close()
         raise
     return store

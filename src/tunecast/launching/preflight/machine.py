@@ -53,7 +53,7 @@ class Finding(NamedTuple):
 
 
 Expected = Mapping[str, Any]
-Checks = Mapping[str, Callable[[Mapping[str, Any]], "Finding"]]
+Checks = Mapping[str, Callable[[Expected], Finding]]
 
 
 def child(words: list[str], limit_s: float) -> tuple[int | None, str]:
