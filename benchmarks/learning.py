@@ -33,7 +33,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "src")]
 from learning_spreads import CARD, OWN, Row, mean, priors, rows  # noqa: E402
 from time_ranges import bands, residuals  # noqa: E402
 
-from tunecast.learn.learning import counted  # noqa: E402
+from tunecast.learn.learning import split_runs  # noqa: E402
 from tunecast.prediction.lessons.correction import (  # noqa: E402
     NONE,
     Correction,
@@ -116,7 +116,7 @@ def curve(draw: Callable[[random.Random, int], tuple[list[Case], list[Case]]], p
             taught, asked = draw(chance, count)
             if len(taught) < count or not asked:
                 continue
-            kept, _ = counted((case.observed(order) for order, case in enumerate(taught)), prior)
+            kept, _ = split_runs((case.observed(order) for order, case in enumerate(taught)), prior)
             scores += [score(case, kept, prior) for case in asked]
         if scores:
             made.append(_summary(count, scores))
@@ -189,7 +189,7 @@ def few() -> Iterator[Found]:
         after = []
         for case in cases:
             taught = (other.observed(order) for order, other in enumerate(cases) if other is not case)
-            kept, _ = counted(taught, prior)
+            kept, _ = split_runs(taught, prior)
             after.append(score(case, kept, prior))
         yield {"card": card, "rows": len(own), "without": _summary(0, before), "learned": _summary(len(own) - 1, after)}
 
@@ -224,7 +224,7 @@ def same() -> Found:
                     if count >= len(cases):
                         continue
                     taught, others = mixed[:count], mixed[max(count, FEWEST_OF_CELL - 1) :]
-                    kept, _ = counted((case.observed(order) for order, case in enumerate(taught)), prior)
+                    kept, _ = split_runs((case.observed(order) for order, case in enumerate(taught)), prior)
                     offs[count] += [score(case, kept, prior) for case in (others if count else asked)]
     return {"cells": cells, "curve": [_summary(count, scores) for count, scores in offs.items() if scores]}
 
@@ -260,7 +260,7 @@ SLACK = 0.0005
 
 def refused_of(cases: Sequence[Case], prior: Prior) -> list[str]:
     """Of all its rows, as they come."""
-    _, left_out = counted((case.observed(order) for order, case in enumerate(cases)), prior)
+    _, left_out = split_runs((case.observed(order) for order, case in enumerate(cases)), prior)
     return [run.id for run in left_out if "changed" not in run.reason]
 
 
@@ -283,7 +283,7 @@ def machines() -> Iterator[Found]:
             prior = known[waits]
             if len(cases) < 5:
                 continue
-            elsewhere, _ = counted((case.observed(order) for order, case in enumerate(others)), prior)
+            elsewhere, _ = split_runs((case.observed(order) for order, case in enumerate(others)), prior)
             from_others = [score(case, elsewhere, prior) for case in cases]
             yield {
                 "machine": machine, "waits_for": waits, "rows": len(cases),
@@ -321,7 +321,7 @@ def simulated(order: int, log_ratio: float) -> Observed:
 
 
 def said(runs: Sequence[Observed]) -> float:
-    kept, _ = counted(runs)
+    kept, _ = split_runs(runs)
     return posterior(kept, CELL, "llama-3.1-8b", SIMULATED_SPREAD).log_ratio if kept else 0.0
 
 
@@ -354,7 +354,7 @@ def odd(ratio: float, others: int) -> Found:
         runs = [simulated(order, chance.choice(pool)) for order in range(others)]
         with_it = [*runs, simulated(others, log(ratio))]
         moved.append(abs(said(with_it) - said(runs)))
-        refused += len(counted(with_it)[1]) > len(counted(runs)[1])
+        refused += len(split_runs(with_it)[1]) > len(split_runs(runs)[1])
     return {
         "ratio": ratio,
         "others": others,

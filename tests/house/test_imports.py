@@ -13,9 +13,9 @@ import pytest
 SOURCE = Path(__file__).parents[2] / "src"
 PACKAGE = SOURCE / "tunecast"
 
-LEVELS = {"result": 0, "units": 0, "errors": 0, "records": 0, "tables": 0, "job": 1, "tape": 2, "hardware": 2,
-          "prediction": 3, "market": 3, "advise": 4, "planning": 5, "launching": 6, "report": 7, "learn": 7, "door": 8,
-          "web": 9, "lsp": 10, "cli": 11}  # fmt: skip
+LEVELS = {"result": 0, "units": 0, "errors": 0, "records": 0, "tables": 0, "home": 0, "job": 1, "tape": 2,
+          "hardware": 2, "prediction": 3, "market": 3, "advise": 4, "planning": 5, "launching": 6, "report": 7,
+          "learn": 7, "door": 8, "web": 9, "lsp": 10, "cli": 11}  # fmt: skip
 """A room may import from rooms below it, and from itself. `tape` and `hardware` are on one level: neither sees the
 other."""
 TRACED_ONLY = PACKAGE / "tape" / "trace"

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from tunecast.errors import NotResolved
-from tunecast.learn.calibrate import measured
+from tunecast.learn.calibrate import measure_card
 from tunecast.prediction.time.calibration import calibration_from
 
 torch = pytest.importorskip("torch")
 
 
 def test_every_part_is_measured() -> None:
-    found = measured(None, 300.0, "cpu")
+    found = measure_card(None, 300.0, "cpu")
     calibration = calibration_from(found, found["measured"])
     assert "cut_short" not in found
     assert calibration.flop_per_s["fp32"] > 1e6
@@ -26,11 +26,11 @@ def test_every_part_is_measured() -> None:
 
 
 def test_it_stops_in_time() -> None:
-    found = measured(None, 0.0, "cpu")
+    found = measure_card(None, 0.0, "cpu")
     assert found["cut_short"] == "launches"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="has a card")
 def test_a_machine_without_a_card_is_told_so() -> None:
     with pytest.raises(NotResolved, match="no GPU"):
-        measured(None, 1.0)
+        measure_card(None, 1.0)

@@ -12,7 +12,8 @@ from tunecast.cli.main import main
 from tunecast.errors import NotResolved
 from tunecast.hardware.catalog import gpu
 from tunecast.job import job_from_dict
-from tunecast.learn.store import keep, kept, path_of
+from tunecast.learn import measure
+from tunecast.learn.store import keep, own_calibration, path_of
 from tunecast.prediction.engines import predict
 from tunecast.prediction.price.host import DEFAULT_HOST
 from tunecast.prediction.time.calibration import (
@@ -65,6 +66,12 @@ def test_a_hosts_speed_is_the_middle_of_several_loops() -> None:
     assert calibrated_host(DEFAULT_HOST, without) == DEFAULT_HOST
 
 
+def test_a_trainer_that_loads_too_slowly_costs_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "START", "import time; time.sleep(60) # %r")
+    monkeypatch.setattr(measure, "LONGEST_START_S", 0.2)
+    assert list(measure.starts("cpu")) == []
+
+
 PLANS = [
     {"compiled": True, "forward_s": 1.0, "backward_s": 2.0, "evaluation_s": 0.5},
     {"compiled": False, "forward_s": 0.1, "backward_s": 0.2, "evaluation_s": 0.1},
@@ -110,9 +117,9 @@ def test_the_reference_calibrated_by_itself_stays_as_the_catalogue_has_it() -> N
 
 def test_what_is_kept_is_found_again_and_nothing_else_is_left(tmp_path: Path) -> None:
     environ = {"XDG_DATA_HOME": str(tmp_path)}
-    assert kept("h200-sxm-141gb", environ) is None
+    assert own_calibration("h200-sxm-141gb", environ) is None
     path = keep("h200-sxm-141gb", FOUND, environ)
-    assert kept("h200-sxm-141gb", environ) == calibration_from(FOUND, "2026-11-15")
+    assert own_calibration("h200-sxm-141gb", environ) == calibration_from(FOUND, "2026-11-15")
     assert list(path.parent.iterdir()) == [path]
 
 
@@ -134,7 +141,7 @@ def test_a_file_that_holds_anything_else_is_refused_by_name(held: str, tmp_path:
     path.parent.mkdir(parents=True)
     path.write_text(held)
     with pytest.raises(NotResolved, match="tunecast calibrate"):
-        kept("h200-sxm-141gb", environ)
+        own_calibration("h200-sxm-141gb", environ)
 
 
 def test_without_torch_the_command_says_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:

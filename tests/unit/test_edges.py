@@ -158,13 +158,13 @@ def calibration_at(tmp_path: Path) -> Path:
 def test_a_calibration_nested_deep(tmp_path: Path) -> None:
     calibration_at(tmp_path).write_text("[" * 100_000)
     with pytest.raises(NotResolved, match=r"nested too deep\. To fix: tunecast calibrate, or delete it"):
-        calibrations.kept("rtx-4090", {"XDG_DATA_HOME": str(tmp_path)})
+        calibrations.own_calibration("rtx-4090", {"XDG_DATA_HOME": str(tmp_path)})
 
 
 def test_a_pipe_in_the_place_of_a_calibration_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(calibration_at(tmp_path))
     with pytest.raises(NotResolved, match="not a plain file"):
-        calibrations.kept("rtx-4090", {"XDG_DATA_HOME": str(tmp_path)})
+        calibrations.own_calibration("rtx-4090", {"XDG_DATA_HOME": str(tmp_path)})
 
 
 # numbers

@@ -22,6 +22,7 @@ from tunecast.door import launch as door
 from tunecast.door.read import read
 from tunecast.errors import NotResolved, UsageError
 from tunecast.launching.engines import engine_of, rendering_of, ssh
+from tunecast.launching.engines.commands import output_of
 from tunecast.launching.engines.names import DSTACK_CARDS, SEVERAL_CARDS, SKYPILOT_CARDS, SKYPILOT_CLOUDS
 from tunecast.launching.ledger import LedgerEntry
 from tunecast.launching.offers import PlannedMachines, most_usd_per_hour, planned_machines, with_offers
@@ -435,3 +436,22 @@ def test_a_launch_by_lyceum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert state_of(door.ledger.with_number(door.ledger.entry_of("id"), "")) == "running"
     door.cancel("id")
     assert "jobs abort 9d73-31" in calls.read_text().splitlines()
+
+
+def test_what_an_engine_prints_may_be_any_bytes_and_what_does_not_start_is_told(tmp_path: Path) -> None:
+    told = output_of(("printf", "caf\\351 1"), tmp_path, named="printf")
+    assert told == "caf\ufffd 1"
+    file = tmp_path / "tool"
+    file.write_text("#!/bin/sh\n")
+    with pytest.raises(NotResolved, match=f"{file} does not start: Permission denied"):
+        output_of((str(file),), tmp_path, named="tool")
+    with pytest.raises(NotResolved, match=f"^{tmp_path}/gone: No such file"):
+        output_of(("true",), tmp_path / "gone", named="true")
+
+
+def test_a_launch_whose_record_is_no_text_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    for name in ("a", "b"):
+        door.ledger.reserve(Rendering(name, "local", "trl", {}, ()), "2026-11-18T00:00:00")
+    (door.ledger.folder() / "a" / door.ledger.RECORD).write_bytes(b"\xff")
+    assert [each.id for each in door.jobs().jobs] == ["b"]

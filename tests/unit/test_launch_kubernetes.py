@@ -13,7 +13,8 @@ import pytest
 from tunecast.door.launch import Launched, cancel, jobs, launch, log_command
 from tunecast.door.read import read
 from tunecast.errors import NotResolved, UsageError
-from tunecast.launching.engines.kubernetes import block, name_of, state_in
+from tunecast.launching.engines.kubernetes import block, state_in
+from tunecast.launching.engines.start import letter_first
 from tunecast.launching.rendering import Rendering
 
 pytestmark = pytest.mark.whole
@@ -88,7 +89,7 @@ def test_text_is_read_back_as_it_is() -> None:
 
 
 def test_names_begin_with_a_letter() -> None:
-    assert (name_of("llama"), name_of("70b-lora")) == ("llama", "job-70b-lora")
+    assert (letter_first("llama"), letter_first("70b-lora")) == ("llama", "job-70b-lora")
 
 
 @pytest.mark.parametrize(

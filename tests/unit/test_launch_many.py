@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import pytest
 
 from tunecast.cli import launch as launch_command
 from tunecast.cli.main import main
+from tunecast.door import launch as door
 from tunecast.door import placing
 from tunecast.door.launch import launch
 from tunecast.door.launch_many import LaunchedTogether, RenderedTogether
@@ -165,6 +168,65 @@ def test_what_another_process_submits_right_now_is_not_taken_for_lost(engine: di
     with ledger.submission(entry):
         assert jobs().jobs[0].state == "queued"
     assert jobs().jobs[0].state == "not started"
+
+
+def test_the_same_launched_by_two_at_once_is_started_once(
+    tmp_path: Path, engine: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second comes when the first has taken its names, and its engine was not asked yet."""
+    several, render_many, seconds = with_data(tmp_path, "a", "b"), slurm.render_many, list[Any]()
+    monkeypatch.setattr(slurm, "begins", lambda *given: "")
+
+    def render(*given: Any) -> Any:
+        if not seconds and list(ledger.entries()):
+            seconds.append(None)
+            seconds[0] = launch(several, on="slurm")
+        return render_many(*given)
+
+    monkeypatch.setattr(slurm, "render_many", render)
+    launch(several, on="slurm")
+    assert seconds[0].there_before == ("a", "b") and len(engine["arrays"]) == 1
+    assert [(each.id, each.number) for each in jobs().jobs] == [("a", "101_0"), ("b", "101_1")]
+
+
+def test_one_launched_by_two_at_once_is_started_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (one,), asked, rendering_of = with_data(tmp_path, "a"), list[str](), door.rendering_of
+
+    def run(command: Any, *given: Any) -> str:
+        asked.append(command[0])
+        return "101\n" if command[0] == "sbatch" else ""
+
+    def render(*given: Any) -> Any:
+        if list(ledger.entries()) and "second" not in asked:
+            asked.append("second")
+            with pytest.raises(door.RunsAlready, match="the same is queued already, as a"):
+                launch(one, on="slurm")
+        return rendering_of(*given)
+
+    monkeypatch.setattr(slurm, "_run", run)
+    monkeypatch.setattr(slurm, "begins", lambda *given: "")
+    monkeypatch.setattr(door, "rendering_of", render)
+    launch(one, on="slurm")
+    assert asked.count("sbatch") == 1 and "second" in asked
+
+
+def test_one_that_is_submitted_right_now_is_stopped_once_its_engine_has_it(engine: dict[str, Any]) -> None:
+    entry, began = ledger.reserve(Rendering("a", "slurm", "trl", {}, ()), "2026-11-18T00:00:00"), threading.Event()
+
+    def submit() -> None:
+        with ledger.submission(entry) as held:
+            began.set()
+            time.sleep(0.2)
+            ledger.with_number(held, "101_0")
+
+    other = threading.Thread(target=submit)
+    other.start()
+    began.wait()
+    (entry.folder / "array.txt").write_text("../a\n")
+    engine["arrays"].append(entry.folder)
+    cancel("a")
+    other.join()
+    assert engine["cancelled"] == ["101_0"] and ledger.entry_of("a").cancelled and ledger.has_number(entry)
 
 
 def test_the_engine_is_asked_once_for_all_its_jobs(engine: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,7 +38,16 @@ output_dir: ./lora-out
 SCRIPT = "torchrun --nproc_per_node 1 -m axolotl.cli.train axolotl.yml\n"
 KEY = "-----BEGIN OPENSSH PRIVATE KEY-----\nnot a real one\n"
 HERE = {"hardware.gpu": "h100", "hardware.gpus": 1}
-STAY = (".env", ".git/config", "deploy.pem", "notes.txt", "client_secret.json", "venv/bin/python", "with space.txt")
+STAY = (
+    ".env",
+    ".git/config",
+    "deploy.pem",
+    "notes.txt",
+    "client_secret.json",
+    "venv/bin/python",
+    "with space.txt",
+    "log.txt",
+)
 
 
 @pytest.fixture
@@ -51,6 +60,7 @@ def folder(tmp_path: Path) -> Path:
         "helpers/reward.py": "x = 1\n",
         **dict.fromkeys(STAY, "HF_TOKEN=hf_x\n"),
         "notes.txt": KEY,
+        "log.txt": "a line\n" * 1000 + KEY,
     }.items():
         (made / name).parent.mkdir(parents=True, exist_ok=True)
         (made / name).write_text(text)

@@ -16,6 +16,7 @@ from tunecast.lsp.asked import Asked, EditorSettings, asked_in, both, card_field
 from tunecast.lsp.positions import Position, Span, Text, key_path
 from tunecast.lsp.reading import NOTHING, reading
 from tunecast.lsp.scripts import calls, trace_text, traced_lines
+from tunecast.lsp.severity import ERROR
 from tunecast.lsp.watched import Watched
 from tunecast.units import GIB
 
@@ -203,7 +204,7 @@ class TestShow:
         assert [mark.span for mark in show.marks(file)] == [span(0, 0, 0, 13)]
         file.costs = {"seq_len": [other("4096", -13.4, -0.27)]}
         (mark,) = show.marks(file)
-        assert (mark.span, mark.severity, mark.code) == (span(1, 0, 1, 18), show.ERROR, "does-not-fit")
+        assert (mark.span, mark.severity, mark.code) == (span(1, 0, 1, 18), ERROR, "does-not-fit")
         assert mark.message == "needs 30.0 of 24.0 GiB on the rtx-4090"
 
     def test_what_fit_would_do_is_said_there(self) -> None:

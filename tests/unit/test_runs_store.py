@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import sys
 from io import BytesIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -221,7 +223,7 @@ def test_a_locked_store_is_told_after_a_while(environ: dict[str, str], monkeypat
 def test_a_store_that_may_not_be_written(environ: dict[str, str]) -> None:
     with open_store(environ) as opened:
         opened.add(record(1))
-        opened._connected().execute("PRAGMA query_only=1")
+        opened._connect().execute("PRAGMA query_only=1")
         with pytest.raises(NotResolved, match="may not be written"):
             opened.add(record(2))
         assert opened.counts() == {"done": 1}
@@ -314,6 +316,28 @@ def test_a_server_needs_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "psycopg", None)
     with pytest.raises(NotResolved, match=r"pip install 'tunecast\[postgres\]'"):
         PostgresSession(store_place({"TUNECAST_STORE": SERVER}))
+
+
+def test_a_server_that_goes_away_at_once_keeps_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Error(Exception):
+        sqlstate = "57P01"
+
+    class Connection:
+        broken = closed = False
+
+        def execute(self, *given: Any) -> None:
+            raise Error("terminating connection due to administrator command")
+
+        def close(self) -> None:
+            self.closed = True
+
+    made = Connection()
+    errors = SimpleNamespace(UndefinedTable=type("UndefinedTable", (Error,), {}))
+    psycopg = SimpleNamespace(Error=Error, errors=errors, connect=lambda *given, **named: made)
+    monkeypatch.setitem(sys.modules, "psycopg", psycopg)
+    with pytest.raises(StoreAway, match="terminating connection"):
+        PostgresSession(store_place({"TUNECAST_STORE": SERVER}))
+    assert made.closed
 
 
 def test_lines_go_out_and_come_in_once(environ: dict[str, str], tmp_path: Path) -> None:

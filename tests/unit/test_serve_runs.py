@@ -144,6 +144,8 @@ def test_a_launch_is_live_until_it_ended_or_fell_silent(home: Path) -> None:
     kept = {name: "x" for name in ledger.KEPT} | {"cancelled": False}
     (folder / ledger.RECORD).write_text(json.dumps(kept))
     assert [each.line for each in live.live_runs()] == [LINE]
+    (folder / "record" / "rank-0-1.jsonl").symlink_to("gone")  # taken away between two looks
+    assert [each.line for each in live.live_runs()] == [LINE]
     long_ago = time.time() - live.SILENT_S - 10
     os.utime(journal, (long_ago, long_ago))
     assert live.live_runs() == []

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tunecast.launching.preflight.machine import memory_limits
 from tunecast.learn.inside import outside
 from tunecast.learn.inside.host_memory import HostMemory, host_memory, killed_note
 from tunecast.learn.inside.outside import Limits
@@ -152,6 +153,33 @@ def test_a_kill_by_the_kernel_says_what_memory_it_needed(tmp_path: Path, folder:
         assert host_memory(str(tmp_path), 64 << 30).limit_bytes == 64 << 30
     (group / counter).unlink()
     assert host_memory(str(tmp_path)).kills == 70
+
+
+def test_the_limit_may_stand_above_the_group_of_a_program(tmp_path: Path) -> None:
+    """Slurm: of the job and its step, not of the task."""
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("0::/slurm/job_7/step_0/task_0\n")
+    group = tmp_path / "sys/fs/cgroup/slurm/job_7/step_0/task_0"
+    group.mkdir(parents=True)
+    (group / "memory.max").write_text("max\n")
+    (group.parent.parent / "memory.max").write_text(f"{16 << 30}\n")
+    assert host_memory(str(tmp_path), 64 << 30).limit_bytes == 16 << 30
+    assert list(memory_limits(tmp_path)) == [16 << 30], "and so the check before a launched job"
+
+
+def test_what_fails_in_watching_ends_no_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def sample(*given: Any) -> None:
+        raise KeyError("power")
+
+    monkeypatch.setattr(outside, "EVERY_S", 0.05)
+    monkeypatch.setattr(Sampler, "sample", sample)
+    ended = outside.watch(["sh", "-c", "sleep 0.3; exit 7"], str(tmp_path), told=sys.stderr)
+    assert ended.exit_code == 7 and ended.record is not None and ended.record["state"] == "failed"
+    assert capsys.readouterr().err.count("not all of it is measured (KeyError: 'power')") == 1
+    late = outside.watch(["sleep", "60"], str(tmp_path / "late"), limits=Limits(within_s=0.2))
+    assert late.status == -signal.SIGTERM, "a limit is kept all the same"
 
 
 def test_a_program_that_the_kernel_killed_has_it_in_its_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

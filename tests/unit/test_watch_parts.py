@@ -29,7 +29,7 @@ from tunecast.learn.inside.nvml import PATH, load, visible
 from tunecast.learn.inside.outside import Told, lay_out
 from tunecast.learn.inside.process import WatchedProcess
 from tunecast.learn.inside.sampler import Sampler
-from tunecast.learn.intake import complete, goes_on, take_killed
+from tunecast.learn.intake import complete, goes_on, host_of, take_killed
 from tunecast.learn.journal import last_line, record_of
 from tunecast.learn.record import run_from, salvaged
 from tunecast.prediction.lessons.correction import Correction
@@ -463,3 +463,34 @@ def test_a_process_with_the_number_of_one_that_is_gone_is_another(tmp_path: Path
     for path in (journal, place):
         os.utime(path, (1.0, 1.0))
     assert not goes_on(place), "this process began after the last line"
+
+
+def test_the_key_of_a_machine_is_written_whole_by_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed while it is written, it would stay empty, and no run of this machine would be known to be of it."""
+    environ, link = {"XDG_DATA_HOME": str(tmp_path)}, os.link
+
+    def first(beside: str, path: Path) -> None:
+        path.write_text("b" * 64)
+        link(beside, path)
+
+    monkeypatch.setattr(os, "link", first)
+    host = host_of(environ)
+    assert host is not None and host == host_of(environ)
+    key = tmp_path / "tunecast" / "host_key"
+    assert key.read_text() == "b" * 64 and list(key.parent.iterdir()) == [key]
+    key.unlink()
+    monkeypatch.setattr(os, "link", lambda *given: (_ for _ in ()).throw(PermissionError()))
+    assert host_of(environ) == host_of(environ) != host and list(key.parent.iterdir()) == [key]
+
+
+def test_ranks_may_write_the_same_file_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    replace, whole = os.replace, tmp_path / "oom.txt"
+
+    def replace_later(beside: str, path: str) -> None:
+        monkeypatch.setattr(os, "replace", replace)
+        process.write_whole(str(whole), "of another rank")
+        replace(beside, path)
+
+    monkeypatch.setattr(os, "replace", replace_later)
+    process.write_whole(str(whole), "of this one")
+    assert whole.read_text() == "of this one" and list(tmp_path.iterdir()) == [whole]

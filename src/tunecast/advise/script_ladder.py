@@ -87,7 +87,7 @@ ALLOWED_OF_SCRIPTS = ("micro_batch", "rank", "seq_len")
 
 
 class SettingsByMeaning:
-    """SettingsByMeaning of a script by what they mean."""
+    """Settings of a script by what they mean: one each, the outermost."""
 
     def __init__(self, found: Sequence[ScriptSetting]) -> None:
         self.by_meaning = {meaning: setting for meaning in ALIASES if (setting := _outermost(found, meaning))}

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from tunecast.cli.arguments import Parser
 from tunecast.errors import NotResolved, TunecastError, printable
 from tunecast.hardware.catalog import gpu as gpu_named
-from tunecast.learn.calibrate import measured
+from tunecast.learn.calibrate import measure_card
 from tunecast.learn.store import keep
 from tunecast.prediction.time.calibration import Calibration, calibration_from
 from tunecast.units import GB, TERA
@@ -40,7 +40,7 @@ def parser() -> Parser:
 
 def run(argv: Sequence[str]) -> int:
     arguments = parser().read(argv)
-    found = measured(arguments.python, arguments.seconds)
+    found = measure_card(arguments.python, arguments.seconds)
     if arguments.json:
         print(json.dumps(found))
         return 0

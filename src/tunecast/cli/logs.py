@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Sequence
 
 from tunecast.cli.arguments import Parser
-from tunecast.door.launched import log_command, logs
+from tunecast.door.launched import follow_log, logs
 from tunecast.door.recorded import progress_of
 from tunecast.errors import printable
 
@@ -32,7 +31,7 @@ def parser() -> Parser:
 def run(argv: Sequence[str]) -> int:
     arguments = parser().read(argv)
     if arguments.follow:
-        return subprocess.run(log_command(arguments.id, follow=True)).returncode
+        return follow_log(arguments.id)
     print(logs(arguments.id), end="", flush=True)
     progress = progress_of(arguments.id)
     if progress is not None:

@@ -16,7 +16,17 @@ from typing import Any
 from tunecast.door import revisions
 from tunecast.door.revisions import ChangedPath, States
 from tunecast.job.recipes import ENDINGS, SCRIPTS
-from tunecast.planning.file_changes import FieldChange, FileChange, FileChanges, FileState, PlannedRun
+from tunecast.planning.file_changes import (
+    CHANGED,
+    DELETED,
+    NAMES_ANOTHER,
+    NEW,
+    FieldChange,
+    FileChange,
+    FileChanges,
+    FileState,
+    PlannedRun,
+)
 
 MOST_FILES = 60
 """Looked at in full; the others are counted."""
@@ -25,7 +35,6 @@ MOST_FILE_S = 1800.0
 MOST_S = 3600.0
 """Waited for all of them."""
 MOST_ANSWER_BYTES = 2**20
-NAMES_ANOTHER = "names a changed file"
 
 
 def diff(
@@ -82,7 +91,7 @@ def _file_changes(
 
 
 def kind_of(each: ChangedPath) -> str:
-    return "new" if each.old is None else "deleted" if each.new is None else "changed"
+    return NEW if each.old is None else DELETED if each.new is None else CHANGED
 
 
 def _naming(changed: Sequence[ChangedPath], after: Path) -> list[tuple[ChangedPath, str]]:

@@ -25,7 +25,7 @@ from tunecast.job.job import Job
 from tunecast.job.readers.bounds import MOST_FILE_BYTES, bounded_text
 from tunecast.job.recipes.document import read_document
 from tunecast.job.recipes.recipe import Recipe
-from tunecast.planning.file_changes import FieldChange, FileChange, FileState, PlannedRun
+from tunecast.planning.file_changes import NAMES_ANOTHER, FieldChange, FileChange, FileState, PlannedRun
 from tunecast.planning.price import rent_of
 from tunecast.records import NamedTuple
 from tunecast.report.plan.price import offer_words
@@ -98,7 +98,7 @@ def file_change(request: DiffRequest) -> FileChange | None:
         changes = tuple(_changes(request, before_job, after_job, predictions if both else None, old, new))
         if both:
             more = more_time(predictions.predict(before_job), predictions.predict(after_job))
-    if request.kind == "names a changed file" and not changes and problem == old_problem:
+    if request.kind == NAMES_ANOTHER and not changes and problem == old_problem:
         return None
     name = request.new or request.old or ""
     return FileChange(name, request.old or name, request.kind, before, after, changes, more, problem, old_problem)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
@@ -250,14 +251,16 @@ def submit(rendering: Rendering, order: Order, engine: Engine, options: Mapping[
     """What is started is named after its launch, so that its engine knows it by that name."""
     require_startable(rendering, engine)
     engine.require(order, options)
-    with ledger.exclusive():
-        for same in () if again else entries_like([rendering], ledger.ACTIVE).values():
-            state = states_of([same])[same.id]
-            raise RunsAlready(
-                f"the same is {state} already, as {same.id}. To fix: --again starts it once more", field="again"
-            )
-        entry = ledger.reserve(rendering, now())
-    return start(entry, order, engine, options, rendering.notes)
+    with ExitStack() as held:
+        with ledger.exclusive():
+            for same in () if again else entries_like([rendering], ledger.ACTIVE).values():
+                state = states_of([same])[same.id]
+                raise RunsAlready(
+                    f"the same is {state} already, as {same.id}. To fix: --again starts it once more", field="again"
+                )
+            entry = held.enter_context(ledger.submission(ledger.reserve(rendering, now())))
+        entry, notes = start(entry, order, engine, options)
+    return launched_of([entry], (*rendering.notes, *notes))[0]
 
 
 def require_startable(rendering: Rendering, engine: Engine) -> None:
@@ -280,28 +283,32 @@ def entries_like(renderings: Sequence[Rendering], wanted: Sequence[str]) -> dict
     same = [each for each in ledger.entries() if each.digest in digests]
     states = states_of(same)
     for entry in same:
-        if states[entry.id] == "not started" and not entry.number:
+        if states[entry.id] != "not started" or entry.number:
+            continue
+        if ledger.has_number(entry):  # another process has just submitted it
+            states[entry.id] = "queued"
+        else:
             ledger.drop(entry)
     return {each.digest: each for each in same if states[each.id] in wanted}
 
 
 def start(
-    entry: LedgerEntry, order: Order, engine: Engine, options: Mapping[str, str], notes: tuple[str, ...] = ()
-) -> Launched:
-    """What was reserved; nothing of it is left where its engine refuses."""
-    named = rendering_of(replace(order, name=entry.id), engine, options)
+    entry: LedgerEntry, order: Order, engine: Engine, options: Mapping[str, str]
+) -> tuple[LedgerEntry, tuple[str, ...]]:
+    """What was reserved, while its submission is held; and what the engine says of it. Nothing of it is left where its
+    engine refuses."""
+    named, notes = rendering_of(replace(order, name=entry.id), engine, options), ""
     try:
-        with ledger.submission(entry) as held:
-            write_files(entry, named.files)
-            if hasattr(engine.module, "begins"):
-                notes += tuple(filter(None, (engine.module.begins(held, named.commands, dict(os.environ)),)))
-            number = engine.module.submit(held, named.commands, dict(os.environ))
+        write_files(entry, named.files)
+        if hasattr(engine.module, "begins"):
+            notes = engine.module.begins(entry, named.commands, dict(os.environ))
+        number = engine.module.submit(entry, named.commands, dict(os.environ))
     except NotKnown:
         raise
     except TunecastError:
         ledger.drop(entry)
         raise
-    return launched_of([ledger.with_number(entry, number)], notes)[0]
+    return ledger.with_number(entry, number), (notes,) if notes else ()
 
 
 def write_files(entry: LedgerEntry, files: Mapping[str, str]) -> None:

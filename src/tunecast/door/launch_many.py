@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
@@ -348,33 +349,34 @@ def start_all(
     before: list[str] = []
     for array in arrays:
         of = [prepared[n] for n in array.members]
-        with ledger.exclusive():
-            there = {} if again else entries_like([each.rendering for each in of], THERE)
-            new = [each for each in of if ledger.digest_of(each.rendering) not in there]
-            reserved = [ledger.reserve(each.rendering, now(), group) for each in new]
-        known = [there[digest] for each in of if (digest := ledger.digest_of(each.rendering)) in there]
-        entries += known
-        before += [each.id for each in known]
-        if len(reserved) == 1 or not hasattr(engine.module, "render_many"):
-            for each, entry in zip(new, reserved, strict=True):
-                entries.append(ledger.entry_of(start(entry, each.order, engine, options).id))
-        elif reserved:
-            entries += start_array(reserved, new, engine, options)
+        with ExitStack() as held:
+            with ledger.exclusive():
+                there = {} if again else entries_like([each.rendering for each in of], THERE)
+                new = [each for each in of if ledger.digest_of(each.rendering) not in there]
+                reserved = [ledger.reserve(each.rendering, now(), group) for each in new]
+                reserved = reserved if len(reserved) < 2 else list(ledger.as_array(reserved))
+                reserved[:1] = [held.enter_context(ledger.submission(each)) for each in reserved[:1]]
+            known = [there[digest] for each in of if (digest := ledger.digest_of(each.rendering)) in there]
+            entries += known
+            before += [each.id for each in known]
+            if len(reserved) == 1:
+                entries.append(start(reserved[0], new[0].order, engine, options)[0])
+            elif reserved:
+                entries += start_array(reserved, new, engine, options)
     return entries, tuple(before)
 
 
 def start_array(
-    reserved: Sequence[LedgerEntry], new: Sequence[Prepared], engine: Engine, options: Mapping[str, str]
+    entries: Sequence[LedgerEntry], new: Sequence[Prepared], engine: Engine, options: Mapping[str, str]
 ) -> list[LedgerEntry]:
-    orders = [replace(each.order, name=entry.id) for each, entry in zip(new, reserved, strict=True)]
+    """While the submission of the first is held, in whose folder all are submitted."""
+    orders = [replace(each.order, name=entry.id) for each, entry in zip(new, entries, strict=True)]
     (array,) = engine.module.render_many(orders, options, engine.host, new[0].at_once)
-    entries = ledger.as_array(reserved)
     try:
-        with ledger.submission(entries[0]) as held:
-            for entry, order in zip(entries, orders, strict=True):
-                write_files(entry, _training_files(order))
-            write_files(held, array.files)
-            numbers = engine.module.submit_many([held, *entries[1:]], array.commands, dict(os.environ))
+        for entry, order in zip(entries, orders, strict=True):
+            write_files(entry, _training_files(order))
+        write_files(entries[0], array.files)
+        numbers = engine.module.submit_many(entries, array.commands, dict(os.environ))
     except NotKnown:
         raise
     except TunecastError:

@@ -11,6 +11,7 @@ from tunecast.door.recorded import measured_notes, take_left_behind
 from tunecast.errors import NotResolved, UsageError
 from tunecast.launching import ledger
 from tunecast.launching.engines import engine_of
+from tunecast.launching.engines.commands import run
 from tunecast.launching.ledger import LedgerEntry
 from tunecast.launching.rendering import PREFLIGHT_STATUS, PREFLIGHT_VERDICT
 from tunecast.records import dataclass
@@ -71,17 +72,21 @@ def launched_of(entries: Iterable[LedgerEntry], notes: tuple[str, ...] = ()) -> 
 
 def verdict_of(entry: LedgerEntry) -> tuple[str, ...]:
     """Why its own check of the machine stopped it."""
-    verdict = entry.written(PREFLIGHT_VERDICT) if entry.status == PREFLIGHT_STATUS else None
+    verdict = entry.text_in(PREFLIGHT_VERDICT) if entry.status == PREFLIGHT_STATUS else None
     return () if verdict is None else (verdict,)
+
+
+def by_engine(entries: Iterable[LedgerEntry]) -> dict[str, list[LedgerEntry]]:
+    found: dict[str, list[LedgerEntry]] = {}
+    for entry in entries:
+        found.setdefault(entry.engine, []).append(entry)
+    return found
 
 
 def states_of(entries: Sequence[LedgerEntry]) -> dict[str, str]:
     """By id. Each engine is asked once, where it answers for all its jobs."""
-    by_engine: dict[str, list[LedgerEntry]] = {}
-    for entry in entries:
-        by_engine.setdefault(entry.engine, []).append(entry)
     found: dict[str, str] = {}
-    for name, of in by_engine.items():
+    for name, of in by_engine(entries).items():
         try:
             module = engine_of(name).module
         except UsageError:  # of another release, or a record that was changed by hand
@@ -124,21 +129,26 @@ def log_command(name: str, *, follow: bool = False) -> tuple[str, ...]:
 
 def logs(name: str) -> str:
     """All that a job printed so far."""
-    done = subprocess.run(log_command(name), capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL)
+    done = run(log_command(name), capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL)
     if done.returncode:
         raise NotResolved(f"{name}: there is no log yet ({' '.join(done.stderr.split())[:200]})", field="id")
     return done.stdout
 
 
+def follow_log(name: str) -> int:
+    """What it prints, as it comes, until somebody interrupts that; the exit code of what shows it."""
+    return run(log_command(name, follow=True)).returncode
+
+
 def cancel(name: str) -> Launched | LaunchedJobs:
-    """Stop a job, or all of a group; one that is over stays as it is."""
+    """Stop a job, or all of a group; one that is over stays as it is. One that is submitted right now is stopped once
+    its engine has it: before, nobody knows what to stop."""
+    for entry in ledger.entries_of(name):
+        ledger.wait_for_submission(entry)
     entries = ledger.entries_of(name)
     states = states_of(entries)
-    stopped = [entry for entry in entries if states[entry.id] in (*ledger.ACTIVE, "unknown")]
-    by_engine: dict[str, list[LedgerEntry]] = {}
-    for entry in stopped:
-        by_engine.setdefault(entry.engine, []).append(entry)
-    for engine, of in by_engine.items():
+    going_on = [entry for entry in entries if states[entry.id] in (*ledger.ACTIVE, "unknown")]
+    for engine, of in by_engine(going_on).items():
         module = engine_of(engine).module
         if hasattr(module, "cancel_all"):
             module.cancel_all(of)

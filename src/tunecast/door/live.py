@@ -10,18 +10,20 @@ import json
 import os
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from tunecast.door.runs import is_asked, run_of
 from tunecast.errors import TunecastError
+from tunecast.home import data_folder
 from tunecast.launching import ledger
 from tunecast.launching.rendering import RECORDED
 from tunecast.learn.inside.merge import RUN
 from tunecast.learn.intake import goes_on
 from tunecast.learn.journal import record_of, said_in
 from tunecast.learn.record import MeasuredRun, run_from
-from tunecast.learn.runs_store.place import RUNNING, data_folder, has_store
+from tunecast.learn.runs_store.place import RUNNING, has_store
 from tunecast.learn.runs_store.rows import RunFilters, RunSummary, filters_from, now_text, summary
 from tunecast.learn.runs_store.session import TableMissing
 from tunecast.learn.runs_store.store import read_store
@@ -91,7 +93,7 @@ def _journals() -> Iterator[tuple[MeasuredRun, str | None]]:
 def _places() -> list[Path]:
     """Folders with journals of a run that goes on."""
     try:
-        own = [place for place in sorted((data_folder(os.environ) / RUNNING).iterdir()) if goes_on(place)]
+        own = [place for place in sorted(Path(data_folder(), RUNNING).iterdir()) if goes_on(place)]
     except OSError:
         own = []
     active = (each for each in ledger.entries() if not each.cancelled and each.status is None)
@@ -104,12 +106,22 @@ def _is_written(place: Path) -> bool:
     lines = list(_last_lines(place / RUN))
     if not lines or lines[0].get("event") == "end":
         return False
-    newest = max((path.stat().st_mtime for path in place.glob("*.jsonl")), default=0.0)
+    newest = max((each.st_mtime for each in _journal_stats(place)), default=0.0)
     return goes_on(place) or time.time() - newest < SILENT_S
 
 
 def _journal_bytes(place: Path) -> int:
-    return sum(path.stat().st_size for path in place.glob("*.jsonl"))
+    return sum(each.st_size for each in _journal_stats(place))
+
+
+def _journal_stats(place: Path) -> list[os.stat_result]:
+    """Of those that are there: a run that ends is taken away, one file after another, while it is looked at."""
+    found: list[os.stat_result] = []
+    with suppress(OSError):
+        for path in place.glob("*.jsonl"):
+            with suppress(OSError):
+                found.append(path.stat())
+    return found
 
 
 def last_said(path: Path) -> str | None:

@@ -69,9 +69,9 @@ def learned_for(job: Job) -> Learned | None:
 def calibration_for(job: Job) -> Calibration | None:
     """What `tunecast calibrate` measured of this kind of card on this machine."""
     from tunecast.hardware.catalog import gpu
-    from tunecast.learn.store import kept
+    from tunecast.learn.store import own_calibration
 
-    return kept(gpu(job.hardware.gpu).name)
+    return own_calibration(gpu(job.hardware.gpu).name)
 
 
 def rent_of(prediction: Prediction) -> Rent | None:

@@ -27,14 +27,14 @@ def measured_notes(folder: Path, state: str) -> tuple[str, ...]:
         told = last_line(place)
         return () if told is None else (told,)
     try:
-        taken = take_launched(place, noted=noted)
+        taken = take_launched(place, noted=with_own_note)
     except TunecastError as error:
         return (f"what was measured of it is not in the store: {error.message}",)
     notes = ("" if record.get("note") is None else f": {record['note']}" for record in taken)
     return tuple(f"measured; kept as run {each['id'][:8]}{note}" for each, note in zip(taken, notes, strict=True))
 
 
-def noted(record: Mapping[str, Any], folder: str) -> dict[str, Any]:
+def with_own_note(record: Mapping[str, Any], folder: str) -> dict[str, Any]:
     """Of a run that ran out of memory: what would have made it fit, of its job as far as the record has that."""
     job = None
     if record.get("job"):
@@ -46,7 +46,7 @@ def noted(record: Mapping[str, Any], folder: str) -> dict[str, Any]:
 def take_left_behind() -> None:
     """Runs that were killed with what watched them; where the store takes none now, they are left for the next time."""
     with suppress(TunecastError):
-        for _ in take_killed(noted=noted):
+        for _ in take_killed(noted=with_own_note):
             pass
 
 

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from tunecast.errors import NotResolved, UsageError
+from tunecast.home import data_folder
 from tunecast.job.knob import shown as shown_value
 from tunecast.learn.record import MeasuredRun, run_from
 from tunecast.learn.runs_store.exchange import ImportedRuns, import_runs, run_lines
-from tunecast.learn.runs_store.place import RUNNING, data_folder, has_store
+from tunecast.learn.runs_store.place import RUNNING, has_store
 from tunecast.learn.runs_store.rows import RunFilters, RunSummary, filters_from, moment_of, now_text, summary
 from tunecast.learn.runs_store.store import SHORTEST_ID, RunStore, open_store, read_store
 from tunecast.learn.shipped import shipped_records
@@ -125,7 +126,7 @@ def runs(
 def _are_left_behind() -> bool:
     """Whether there are journals of runs that go on, or that were killed."""
     try:
-        return bool(os.listdir(data_folder(os.environ) / RUNNING))
+        return bool(os.listdir(os.path.join(data_folder(), RUNNING)))
     except OSError:
         return False
 
@@ -244,7 +245,7 @@ def _store_after_delivery() -> RunStore:
     store = open_store()
     try:
         store.deliver()
-    except NotResolved:
+    except BaseException:
         store.close()
         raise
     return store

@@ -76,7 +76,7 @@ def watch(
         shutil.rmtree(folder, ignore_errors=True)
         return WatchedRun(ended.exit_code, None, False)
     record = complete(with_note(ended.record, folder, known))
-    return WatchedRun(ended.exit_code, record, kept(record, folder, told))
+    return WatchedRun(ended.exit_code, record, keep_record(record, folder, told))
 
 
 def expected_or_said(job: Job, told: TextIO | None) -> dict[str, Any]:
@@ -115,7 +115,7 @@ def plain(text: str) -> str:
     return " ".join("".join(each if " " <= each <= "~" and each != "\\" else " " for each in text).split())[:400]
 
 
-def kept(record: Mapping[str, Any], folder: str, told: TextIO | None) -> bool:
+def keep_record(record: Mapping[str, Any], folder: str, told: TextIO | None) -> bool:
     """Whether the store has it now. One that waits for a server is on the disk; else its journal stays."""
     record, left_out = salvaged(record)
     if left_out:
@@ -177,7 +177,7 @@ def _process(source: str, job: Job | None) -> WatchedProcess | None:
         time, memory = ended["time"] or {}, ended["memory"] or {}
         measured = {"time": time, "memory": memory, "step": time.get("steps")}
         say(line(Live(expected, measured, {"device_bytes": memory.get("device_bytes")}, 0.0), over=True), sys.stderr)
-        kept(ended, folder, sys.stderr)
+        keep_record(ended, folder, sys.stderr)
 
     described = {name: expected.get(name) for name in DESCRIBED}
     return the_process(

@@ -14,7 +14,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from tunecast.errors import NotResolved, UsageError, nearest_hint
+from tunecast.errors import NotResolved, TunecastError, UsageError, nearest_hint
+from tunecast.home import data_folder
 from tunecast.job.readers.bounds import bounded_text
 from tunecast.job.writer import write_file
 from tunecast.launching.rendering import Rendering
@@ -76,25 +77,24 @@ class LedgerEntry:
     @property
     def status(self) -> int | None:
         """Its exit status, where it ended by itself."""
-        text = self.written(STATUS)
+        text = self.text_in(STATUS)
         return int(text) if text is not None and text.isdecimal() else None
 
     @property
     def process(self) -> int | None:
-        text = self.written(PID) or self.number
+        text = self.text_in(PID) or self.number
         return int(text) if text.isdecimal() else None
 
-    def written(self, name: str) -> str | None:
+    def text_in(self, name: str) -> str | None:
         """What the job wrote into a file of its folder."""
         try:
             return bounded_text(self.folder / name, MOST_BYTES).strip() or None
-        except NotResolved:
+        except TunecastError:
             return None
 
 
 def folder(environ: Mapping[str, str] = os.environ) -> Path:
-    home = environ.get("XDG_DATA_HOME") or environ.get("LOCALAPPDATA") or os.path.expanduser("~/.local/share")
-    return Path(home) / "tunecast" / "launches"
+    return Path(data_folder(environ), "launches")
 
 
 def digest_of(rendering: Rendering) -> str:
@@ -167,6 +167,20 @@ def submission(entry: LedgerEntry) -> Iterator[LedgerEntry]:
         os.close(held)
 
 
+def wait_for_submission(entry: LedgerEntry) -> None:
+    """Until nobody submits it any more: then its record says what its engine calls it."""
+    if fcntl is None:
+        return
+    try:
+        held = os.open(entry.submitted_in / SUBMITTING, os.O_RDWR)
+    except OSError:  # nobody does
+        return
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX)
+    finally:
+        os.close(held)
+
+
 def is_submitted_now(entry: LedgerEntry) -> bool:
     """By this program or by a command that outlived it."""
     place = entry.submitted_in / SUBMITTING
@@ -194,9 +208,15 @@ def as_array(entries: Sequence[LedgerEntry]) -> tuple[LedgerEntry, ...]:
 
 
 def with_number(entry: LedgerEntry, number: str) -> LedgerEntry:
-    made = replace(entry, number=number)
+    made = replace(entry, number=number, lock=None)
     keep(made)
     return made
+
+
+def has_number(entry: LedgerEntry) -> bool:
+    """As its record stands by now."""
+    found = _entry(entry.folder)
+    return found is not None and bool(found.number)
 
 
 def as_cancelled(entry: LedgerEntry) -> LedgerEntry:
@@ -223,7 +243,7 @@ def _entry(place: Path) -> LedgerEntry | None:
         values: Any = json.loads(bounded_text(place / RECORD, MOST_BYTES))
         texts: Any = {name: str(values.get(name, "") if name in OF_SEVERAL else values[name]) for name in KEPT}
         return LedgerEntry(place.name, place, **texts, cancelled=bool(values["cancelled"]))
-    except (NotResolved, ValueError, KeyError, TypeError):
+    except (TunecastError, ValueError, KeyError, TypeError):
         return None
 
 

@@ -13,8 +13,6 @@ from tunecast.launching.rendering import REQUIREMENTS, TrainingProgram
 
 FLASH = {"flash_attention_2": "flash-attn", "flash_attention_3": "flash-attn-3", "xformers": "xformers"}
 """Packages of attention's kernels."""
-OPTIONAL = ("peft", "bitsandbytes", "liger-kernel")
-"""Followed with a stack, and needed by some jobs of it."""
 PYTHON = "3.12"
 """A Python that every release of torch followed has wheels for: those of 2.2 came with 3.12 first."""
 OLDEST_TORCH = (2, 2)

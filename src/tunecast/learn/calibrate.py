@@ -29,7 +29,7 @@ def python_with_torch(given: str | None) -> str:
         raise NotResolved(f"{told}. To fix: --python /path/to/your/training/environment/bin/python") from error
 
 
-def measured(python: str | None, seconds: float, device: str = "cuda") -> dict[str, Any]:
+def measure_card(python: str | None, seconds: float, device: str = "cuda") -> dict[str, Any]:
     """What `measure.py` found. Its progress goes to stderr as it comes."""
     command = [python_with_torch(python), str(PROGRAM), "--seconds", str(seconds), "--device", device]
     try:

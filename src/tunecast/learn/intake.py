@@ -20,12 +20,13 @@ from typing import Any
 from tunecast import __version__
 from tunecast.errors import NotResolved, TunecastError, UsageError
 from tunecast.hardware.catalog import gpu as gpu_named
+from tunecast.home import data_folder
 from tunecast.job.readers.bounds import bounded_text
 from tunecast.learn.inside.measure import process_began
 from tunecast.learn.inside.merge import RUN
 from tunecast.learn.journal import record_of
 from tunecast.learn.record import salvaged
-from tunecast.learn.runs_store.place import RUNNING, data_folder
+from tunecast.learn.runs_store.place import RUNNING
 from tunecast.learn.runs_store.store import open_store
 
 KEY, TAKEN, BAD = "host_key", "taken", "bad"
@@ -38,7 +39,7 @@ SLACK_S = 2.0
 def new_folder(environ: Mapping[str, str] = os.environ) -> str:
     """Of a run that begins in this process; in the system's own folder where the user's cannot be written."""
     with contextlib.suppress(OSError):
-        place = data_folder(environ) / RUNNING
+        place = Path(data_folder(environ), RUNNING)
         place.mkdir(parents=True, exist_ok=True)
         return tempfile.mkdtemp(prefix=f"{os.getpid()}-", dir=place)
     return tempfile.mkdtemp(prefix="tunecast-")
@@ -64,7 +65,7 @@ def complete(
 
 def host_of(environ: Mapping[str, str] = os.environ) -> str | None:
     """12 hex digits that say nothing without the key."""
-    key = _key(data_folder(environ) / KEY)
+    key = _key(Path(data_folder(environ), KEY))
     if key is None:
         return None
     named = next((text for path in MACHINE if (text := _text(path))), None) or os.uname().nodename
@@ -72,19 +73,30 @@ def host_of(environ: Mapping[str, str] = os.environ) -> str | None:
 
 
 def _key(path: Path) -> str | None:
+    """Made whole or not at all, and by whoever is first: all runs of this machine have the same."""
     if not path.exists():
         with contextlib.suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
-            made = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            os.write(made, secrets.token_hex(32).encode())
-            os.close(made)
+            handle, beside = tempfile.mkstemp(dir=path.parent, prefix=".tunecast-")
+            try:
+                with os.fdopen(handle, "w", encoding="ascii") as file:
+                    file.write(secrets.token_hex(32))
+                os.link(beside, path)
+            except FileExistsError:
+                pass
+            except OSError:  # no room, or a file system without links
+                if os.path.getsize(beside):
+                    os.rename(beside, path)
+            finally:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(beside)
     return _text(path)
 
 
 def _text(path: str | Path) -> str | None:
     try:
         return bounded_text(Path(path), MOST_BYTES).strip() or None
-    except NotResolved:
+    except TunecastError:
         return None
 
 
@@ -118,7 +130,7 @@ def take(
 def take_killed(environ: Mapping[str, str] = os.environ, *, noted: Noted = as_it_is) -> Iterator[dict[str, Any]]:
     """Runs of this machine whose process is gone and left its journal."""
     try:
-        places = sorted((data_folder(environ) / RUNNING).iterdir())
+        places = sorted(Path(data_folder(environ), RUNNING).iterdir())
     except OSError:
         return
     for place in places:
@@ -138,8 +150,8 @@ def take_killed(environ: Mapping[str, str] = os.environ, *, noted: Noted = as_it
 def goes_on(place: Path) -> bool:
     """Whether the process that its folder is called by still runs, or one of its ranks, though what watched them does
     not. One that began after the last line was written has the number of another, as after the machine started anew."""
-    ranks = [path.stem.rpartition("-")[2] for path in place.glob("rank-*.jsonl")]
     try:
+        ranks = [path.stem.rpartition("-")[2] for path in place.glob("rank-*.jsonl")]
         written = max(path.stat().st_mtime for path in (place, *place.glob("*.jsonl")))
     except OSError:  # taken by another program this moment
         return False

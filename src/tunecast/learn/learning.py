@@ -11,7 +11,7 @@ is learned (a cell: card, stack, model, host), the newest `WINDOW` count, in the
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from math import isfinite, log, sqrt
+from math import expm1, isfinite, log, sqrt
 from typing import Any
 
 from tunecast.job.stacks import DEFAULT_STACK
@@ -50,13 +50,15 @@ Record = Mapping[str, Any]
 def learn(records: Iterable[Record]) -> Learned:
     """The same of records in any order."""
     found = list(records)
-    kept, left_out = counted(filter(None, map(observed, found)))
+    kept, left_out = split_runs(filter(None, map(observation, found)))
     contexts = {card: context for card, values in _contexts(found) if (context := _context(values)) is not None}
     starts = {card: (_median(values), values[0], values[-1]) for card, values in _starts(found)}
     return Learned(kept, left_out, contexts, starts)
 
 
-def counted(runs: Iterable[Observed], prior: Prior | None = None) -> tuple[tuple[Observed, ...], tuple[LeftOut, ...]]:
+def split_runs(
+    runs: Iterable[Observed], prior: Prior | None = None
+) -> tuple[tuple[Observed, ...], tuple[LeftOut, ...]]:
     """What counts of the runs, and what does not."""
     cells: dict[tuple[str, ...], list[Observed]] = {}
     for run in sorted({run.id: run for run in runs}.values(), key=_order):
@@ -75,7 +77,7 @@ def _order(run: Observed) -> tuple[str, str]:
     return run.began, run.id
 
 
-def observed(record: Record) -> Observed | None:
+def observation(record: Record) -> Observed | None:
     """None where it says nothing of a step's time."""
     card, job, said = _card(record), record.get("job"), record.get("predicted")
     if record.get("state") not in ("done", "stopped") or card is None or not said:
@@ -160,7 +162,7 @@ def _how_far(run: Observed, middle: float, enough: bool) -> str:
 
 
 def _signed(log_ratio: float) -> str:
-    off = 2.718281828459045**log_ratio - 1
+    off = expm1(log_ratio)
     return f"{'+' if off >= 0 else '-'}{percent(abs(off))}"
 
 

@@ -16,6 +16,7 @@ from os.path import expanduser, join
 from typing import TYPE_CHECKING, Any
 
 from tunecast.errors import NotResolved, TunecastError
+from tunecast.home import data_folder
 from tunecast.records import NamedTuple
 
 if TYPE_CHECKING:
@@ -47,15 +48,10 @@ def has_runs(environ: Mapping[str, str] = os.environ) -> bool:
     if environ.get("TUNECAST_STORE", "").strip():
         return True
     try:
-        os.stat(join(_home(environ), "runs.db"))
+        os.stat(join(data_folder(environ), "runs.db"))
     except (OSError, ValueError):
         return False
     return True
-
-
-def _home(environ: Mapping[str, str]) -> str:
-    home = environ.get("XDG_DATA_HOME") or environ.get("LOCALAPPDATA") or expanduser("~/.local/share")
-    return join(home, "tunecast")
 
 
 def learned_of(card: str, environ: Mapping[str, str] = os.environ) -> Learned | None:
@@ -69,14 +65,14 @@ def learned_of(card: str, environ: Mapping[str, str] = os.environ) -> Learned | 
         return Learned(problem=told)
     try:
         stamp = _stamp(environ)
-        kept = _kept(card, stamp, environ)
+        kept = _lesson_on_disk(card, stamp, environ)
         if kept is not None:
             return kept
         found = learn_card(card, environ)
         _keep(card, stamp, found, environ)
         return found
     except TunecastError as error:
-        return Learned(problem=_noted(error, environ))
+        return Learned(problem=_problem_of(error, environ))
 
 
 def _still_away(environ: Mapping[str, str]) -> str:
@@ -89,7 +85,7 @@ def _still_away(environ: Mapping[str, str]) -> str:
     return told if time.monotonic() - since < AWAY_S else ""
 
 
-def _noted(error: TunecastError, environ: Mapping[str, str]) -> str:
+def _problem_of(error: TunecastError, environ: Mapping[str, str]) -> str:
     """What went wrong; of a server that does not answer it is remembered."""
     import time
 
@@ -149,7 +145,7 @@ def learned_elsewhere(environ: Mapping[str, str] = os.environ) -> tuple[dict[str
     try:
         cards = cards_with_runs(environ)
     except TunecastError as error:
-        return {}, _noted(error, environ)
+        return {}, _problem_of(error, environ)
     for card in cards:
         found = learned_of(card, environ)
         if found is not None and found.problem:
@@ -220,7 +216,7 @@ def _write_resets(found: Sequence[Reset], environ: Mapping[str, str]) -> None:
 
 
 def _resets_path(environ: Mapping[str, str]) -> str:
-    return join(_home(environ), "learned", "resets.json")
+    return join(data_folder(environ), "learned", "resets.json")
 
 
 def _text(path: str) -> str | None:
@@ -242,7 +238,7 @@ def _stamp(environ: Mapping[str, str]) -> list[Any]:
     """What changes when runs are added or resets made."""
     from tunecast import __version__
 
-    place = environ.get("TUNECAST_STORE", "").strip() or join(_home(environ), "runs.db")
+    place = environ.get("TUNECAST_STORE", "").strip() or join(data_folder(environ), "runs.db")
     made: list[Any] = [__version__]
     if "://" in place:
         import time
@@ -265,10 +261,10 @@ def _stamp(environ: Mapping[str, str]) -> list[Any]:
 
 def _path(card: str, environ: Mapping[str, str]) -> str:
     name = "".join(each if each.isalnum() or each in ".-" else "-" for each in card.lower())
-    return join(_home(environ), "learned", f"{name}.json")
+    return join(data_folder(environ), "learned", f"{name}.json")
 
 
-def _kept(card: str, stamp: Sequence[Any], environ: Mapping[str, str]) -> Learned | None:
+def _lesson_on_disk(card: str, stamp: Sequence[Any], environ: Mapping[str, str]) -> Learned | None:
     """None where the store has changed since, or the file is not as it was written: it is made again."""
     import json
 

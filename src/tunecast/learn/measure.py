@@ -56,24 +56,24 @@ def main(argv: list[str]) -> int:
     try:
         import torch
     except ImportError:
-        return failed("this Python has no torch")
+        return refuse("this Python has no torch")
     if given.device == "cuda" and not torch.cuda.is_available():
-        return failed("torch sees no GPU on this machine")
+        return refuse("torch sees no GPU on this machine")
     began = time.monotonic()
-    found = measured(torch, given.device, began + given.seconds)
+    found = measurements(torch, given.device, began + given.seconds)
     found["seconds"] = round(time.monotonic() - began, 3)
     json.dump(found, sys.stdout)
     return 0
 
 
-def failed(why: str) -> int:
+def refuse(why: str) -> int:
     json.dump({"error": why}, sys.stdout)
     return 1
 
 
-def measured(torch: Any, device: str, deadline: float) -> dict[str, Any]:
+def measurements(torch: Any, device: str, deadline: float) -> dict[str, Any]:
     on_card = device == "cuda"
-    told(f"measuring {torch.cuda.get_device_name() if on_card else 'the processor'}")
+    say(f"measuring {torch.cuda.get_device_name() if on_card else 'the processor'}")
     found: dict[str, Any] = {
         "schema": "tunecast.calibration/1",
         "device": torch.cuda.get_device_name() if on_card else "cpu",
@@ -93,7 +93,7 @@ def measured(torch: Any, device: str, deadline: float) -> dict[str, Any]:
     if on_card and found["count"] > 1:
         parts.append(("all_reduces", lambda: all_reduces(torch, found["count"])))
     for name, part in parts:
-        told(name)
+        say(name)
         found[name] = []
         if name != "launches":  # a host's speed moves from second to second
             found["launches"] += launches(torch, device)
@@ -105,7 +105,7 @@ def measured(torch: Any, device: str, deadline: float) -> dict[str, Any]:
     return found
 
 
-def told(what: str) -> None:
+def say(what: str) -> None:
     print(f"calibrate: {what}", file=sys.stderr, flush=True)
 
 
@@ -267,13 +267,16 @@ def plans(torch: Any, device: str) -> Iterator[dict[str, Any]]:
 
 
 def starts(device: str) -> Iterator[dict[str, Any]]:
-    """A program that imports what the Trainer needs, wakes the card and ends: nothing where transformers is not here.
-    The first finds files on disk that the next find in memory."""
+    """A program that imports what the Trainer needs, wakes the card and ends: nothing where transformers is not here,
+    or loads so slowly that nobody waits for it. The first finds files on disk that the next find in memory."""
     for _ in range(STARTS if device == "cuda" else 1):
         began = time.perf_counter()
-        ran = subprocess.run(
-            [sys.executable, "-c", START % device], capture_output=True, timeout=LONGEST_START_S, check=False
-        )
+        try:
+            ran = subprocess.run(
+                [sys.executable, "-c", START % device], capture_output=True, timeout=LONGEST_START_S, check=False
+            )
+        except subprocess.TimeoutExpired:  # what was measured before is worth having
+            return
         if ran.returncode:
             return
         yield {"seconds": time.perf_counter() - began}

@@ -9,10 +9,11 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from os.path import expanduser, join
+from os.path import join
 from typing import TYPE_CHECKING, Any
 
 from tunecast.errors import NotResolved, TunecastError
+from tunecast.home import data_folder
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,8 +30,7 @@ def path_of(gpu: str, environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def _place(gpu: str, environ: Mapping[str, str]) -> str:
-    home = environ.get("XDG_DATA_HOME") or environ.get("LOCALAPPDATA") or expanduser("~/.local/share")
-    return join(home, "tunecast", "calibrations", f"{re.sub(r'[^a-z0-9.-]+', '-', gpu.lower())}.json")
+    return join(data_folder(environ), "calibrations", f"{re.sub(r'[^a-z0-9.-]+', '-', gpu.lower())}.json")
 
 
 def keep(gpu: str, found: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> Path:
@@ -41,7 +41,7 @@ def keep(gpu: str, found: Mapping[str, Any], environ: Mapping[str, str] = os.env
     return path
 
 
-def kept(gpu: str, environ: Mapping[str, str] = os.environ) -> Calibration | None:
+def own_calibration(gpu: str, environ: Mapping[str, str] = os.environ) -> Calibration | None:
     """None where this machine was never calibrated."""
     try:
         os.stat(_place(gpu, environ))

@@ -17,6 +17,7 @@ reading.py     A file as its readers understand it, from an editor's buffer: wha
 remedies.py    What `tunecast fit` would change, as the text the file would have: read back, it is the job that was
                predicted
 scripts.py     Python files: where a training is described and begun, and what a trace says of their lines
+severity.py    How grave a problem is, as the protocol counts it (LSP, DiagnosticSeverity)
 show.py        What an editor shows of a file, as plain values: marks, hints, lenses, the text of a hover
 tracing.py     `tunecast trace --json` of a script, in the background, until it is done or nobody wants it any more
 watched.py     What is known of one open file: of the text as it is now, or nothing

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from typing import Any
 
 from tunecast.units import MIB
 from tunecast.web.workers import frames
+from tunecast.web.workers.pool import python_environment
 
 MOST_S = 300.0
 """On the clock, of one answer."""
@@ -40,7 +40,7 @@ class Answerer:
         """Events as they come. Raises `NotAnswered`. Whoever stops listening ends the work."""
         self._replace_if_stuck()
         for again in (False, True):
-            reader, writer = await self._connected()
+            reader, writer = await self._connect()
             told = False
             try:
                 content = json.dumps(question).encode()
@@ -73,10 +73,10 @@ class Answerer:
                 with contextlib.suppress(OSError, RuntimeError):
                     writer.transport.abort()
 
-    async def _connected(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         if self._process is None or self._process.poll() is not None or self._control is None:
             self.end()
-            self._process, self._control = started()
+            self._process, self._control = start_worker()
         ours, theirs = socket.socketpair()
         with theirs, contextlib.suppress(OSError):  # one that just ended is noticed by what is read
             socket.send_fds(self._control, [b"q"], [theirs.fileno()])
@@ -91,7 +91,7 @@ class Answerer:
     def start(self) -> None:
         """Before anybody asks."""
         if self._process is None:
-            self._process, self._control = started()
+            self._process, self._control = start_worker()
 
     def end(self) -> None:
         self._unwanted_since_s = None
@@ -103,25 +103,16 @@ class Answerer:
         self._process = self._control = None
 
 
-def started() -> tuple[subprocess.Popen[bytes], socket.socket]:
+def start_worker() -> tuple[subprocess.Popen[bytes], socket.socket]:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.setblocking(False)
     with theirs:
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "tunecast.lsp.worker", str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
-            env={**environment(), "HF_HUB_OFFLINE": "1"},
+            env={**python_environment(), "HF_HUB_OFFLINE": "1"},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             start_new_session=True,
         )
     return process, ours
-
-
-def environment() -> dict[str, str]:
-    """For a Python of ours, wherever it is started: with this package."""
-    import tunecast
-
-    package = os.path.dirname(os.path.dirname(os.path.abspath(tunecast.__file__)))
-    paths = [package, *(os.path.abspath(each) for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each)]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}

@@ -18,7 +18,7 @@ from tunecast.door.predict import rent_of
 from tunecast.door.suggestions import rent_of_run
 from tunecast.errors import TunecastError
 from tunecast.lsp.asked import Asked
-from tunecast.lsp.commands import COMMANDS, shown
+from tunecast.lsp.commands import COMMANDS, command_result
 from tunecast.lsp.costs import breakdown, costs
 from tunecast.lsp.reading import NOTHING, Reading, reading
 from tunecast.lsp.remedies import remedies
@@ -99,7 +99,9 @@ def _price(rent: Any) -> str:
 
 
 def command(question: Mapping[str, Any]) -> Any:
-    return shown(question["kind"], Path(question["path"]), question["text"], Asked(*question["asked"])).to_dict()
+    return command_result(
+        question["kind"], Path(question["path"]), question["text"], Asked(*question["asked"])
+    ).to_dict()
 
 
 __all__ = ["COMMANDS", "IN_PLACE", "NOTHING", "further", "read_asked", "time_and_price"]

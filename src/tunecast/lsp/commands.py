@@ -28,7 +28,7 @@ class Shown(Result):
     command: tuple[str, ...]
 
 
-def shown(kind: str, path: Path, text: str, settings: Asked) -> Shown:
+def command_result(kind: str, path: Path, text: str, settings: Asked) -> Shown:
     """Raises a `TunecastError` where the command would."""
     asked = both(settings, Asked() if path.suffix.lower() == ".json" else asked_in(comment_of(text)))
     with unsaved(path, text):

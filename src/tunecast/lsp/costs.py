@@ -105,13 +105,13 @@ def _other(job: Job, recipe: Recipe, found: Prediction, field: str, setting: Ove
         needs_bytes = done.smallest_capacity_bytes
         more_bytes = needs_bytes - found.smallest_capacity_bytes
         slower = more_time(found, done)
-        words = said(recipe, field, setting)
+        words = setting_words(recipe, field, setting)
         return Other(words, more_bytes, slower, needs_bytes, done.on_card.verdict, time_words(slower))
     except TunecastError:
         return None
 
 
-def said(recipe: Recipe, field: str, setting: Overrides) -> str:
+def setting_words(recipe: Recipe, field: str, setting: Overrides) -> str:
     """The value alone where it is that of the key it stands beside; else with the keys that say it."""
     words: dict[str, object] = {}
     for name, value in setting.items():

@@ -22,14 +22,13 @@ from tunecast.job.recipes import ENDINGS, PARTS, SCRIPTS, find_recipe, looks_lik
 from tunecast.job.recipes.document import read_document
 from tunecast.job.recipes.recipe import Recipe
 from tunecast.lsp.asked import Asked, asked_in, both, card_fields
+from tunecast.lsp.severity import ERROR, INFORMATION, WARNING
 from tunecast.prediction.prediction import Prediction
 from tunecast.prediction.verdict import Room
 from tunecast.records import NamedTuple, dataclass
 from tunecast.result import Result
 from tunecast.units import GIB
 
-ERROR, WARNING, INFORMATION, HINT = 1, 2, 3, 4
-"""Of LSP's DiagnosticSeverity."""
 OWN = "tunecast"
 UNKNOWN = "not-understood"
 DECIDES = ("seq_len", "rl.completion_length", "micro_batch", "gradient_checkpointing", "optimizer", "method", "model")

@@ -9,7 +9,7 @@ from tunecast.advise.ladder import Harm
 from tunecast.door.fit import fit
 from tunecast.job.readers.bounds import unsaved
 from tunecast.job.recipes.recipe import Recipe
-from tunecast.lsp.costs import said
+from tunecast.lsp.costs import setting_words
 from tunecast.planning.fit.patch import patch_of
 from tunecast.planning.fit.solution import Fit, Solution
 from tunecast.records import NamedTuple
@@ -49,7 +49,7 @@ def _remedies(path: Path, found: Fit, overrides: Mapping[str, object], recipe: R
 
 def title(solution: Solution, recipe: Recipe) -> str:
     """`sequence_len: 2048 (18.2 of 22.8 GiB, 12 % more time; changes what is trained)`."""
-    what = said(recipe, "", solution.overrides)
+    what = setting_words(recipe, "", solution.overrides)
     figures = [f"{solution.needs_bytes / GIB:.1f} of {solution.capacity_bytes / GIB:.1f} GiB"]
     if solution.room.verdict != "fits":
         figures[0] = f"{solution.room.verdict}, {figures[0]}"

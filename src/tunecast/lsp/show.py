@@ -7,15 +7,14 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from tunecast.job.comment import COMMENT
 from tunecast.lsp.positions import Position, Span, Text, key_path
 from tunecast.lsp.scripts import calls
+from tunecast.lsp.severity import ERROR, WARNING
 from tunecast.lsp.watched import Row, Traced, Watched
 from tunecast.records import NamedTuple
 from tunecast.report.draw.markdown import code
 from tunecast.units import GIB, gib, percent
 
-ERROR, WARNING, INFORMATION, HINT = 1, 2, 3, 4
 SEVERITY = {"does not fit": ERROR, "may not fit": WARNING}
 WORTHWHILE = 0.01
 """Of what the job needs: less is no hint."""
@@ -250,7 +249,3 @@ def edits(before: Text, after: str) -> list[Edit]:
         if kind != "equal":
             found.append(Edit(before.span(starts[i], starts[j]), "".join(new[k:m])))
     return found
-
-
-def in_comment(text: Text, position: Position) -> bool:
-    return COMMENT.match(text.line(position.line)) is not None

@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tunecast.lsp.answerer import NotAnswered, environment
+from tunecast.lsp.answerer import NotAnswered
+from tunecast.web.workers.pool import python_environment
 
 EVERY_S = 1.0
 """Between two reports of how long it has taken."""
@@ -26,7 +27,7 @@ def trace_words(path: Path, flags: Sequence[str], *, json: bool = False) -> list
     return ["tunecast", "trace", *(["--json"] if json else []), *flags, "--", str(path)]
 
 
-async def traced(path: Path, flags: Sequence[str], passed: Callable[[float], None]) -> dict[str, Any]:
+async def trace_of(path: Path, flags: Sequence[str], passed: Callable[[float], None]) -> dict[str, Any]:
     """What it prints. Raises `NotAnswered`; ends the trace where it is cancelled."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", *trace_words(path, flags, json=True)),
@@ -34,7 +35,7 @@ async def traced(path: Path, flags: Sequence[str], passed: Callable[[float], Non
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
         cwd=path.parent,
-        env=environment(),
+        env=python_environment(),
         start_new_session=True,
     )
     counting = asyncio.ensure_future(_count(passed))

@@ -56,10 +56,6 @@ class Watched:
         self._looked = asyncio.Event()
         self._done = asyncio.Event()
 
-    @property
-    def is_settled(self) -> bool:
-        return self._done.is_set()
-
     def change(self, text: str, asked: Asked) -> None:
         self.stop()
         self.text, self.asked = Text(text, self.units), asked

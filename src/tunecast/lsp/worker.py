@@ -13,11 +13,9 @@ import gc
 import json
 import os
 import resource
-import select
 import signal
 import socket
 import sys
-import threading
 from collections.abc import Iterable, Mapping
 from itertools import count
 from typing import Any, NoReturn
@@ -29,7 +27,7 @@ from tunecast.units import GIB
 from tunecast.web.asking.questions import refusal
 from tunecast.web.workers import frames
 from tunecast.web.workers.confined import CONNECTING
-from tunecast.web.workers.nursery import COLLECT_EVERY, GARBAGE_OBJECTS, SMALL
+from tunecast.web.workers.nursery import COLLECT_EVERY, GARBAGE_OBJECTS, SMALL, end_when_closed, is_closed
 
 MOST_RSS_BYTES = 1 * GIB
 """A worker that held more at any time ends after its answer, and another takes its place."""
@@ -80,7 +78,7 @@ def load() -> None:
 
 def _answer(to: socket.socket, control: socket.socket) -> None:
     found = frames.receive(to)
-    if found is None or _is_gone(to):
+    if found is None or is_closed(to):
         return
     question = json.loads(found[1])
     read = Reading(answers.NOTHING)
@@ -88,7 +86,7 @@ def _answer(to: socket.socket, control: socket.socket) -> None:
         if question["kind"] in answers.IN_PLACE:
             read = answers.read_asked(question)
             _send(to, frames.EVENT, ["look", read.look.to_dict()])
-            if question["kind"] == "look" and (read.prediction is None or _is_gone(to)):
+            if question["kind"] == "look" and (read.prediction is None or is_closed(to)):
                 _send(to, frames.ANSWER, None)
                 return
     except OSError:  # nobody wants it any more
@@ -121,24 +119,6 @@ def _tell(to: socket.socket, events: Iterable[answers.Event]) -> None:
     for name, content in events:
         _send(to, frames.EVENT, [name, content])
     _send(to, frames.ANSWER, None)
-
-
-def end_when_closed(to: socket.socket) -> None:
-    """A thread notices it while the question is worked on."""
-
-    def wait() -> None:
-        watched = select.poll()
-        watched.register(to, select.POLLRDHUP | select.POLLHUP | select.POLLERR)
-        watched.poll()
-        os._exit(0)
-
-    threading.Thread(target=wait, daemon=True).start()
-
-
-def _is_gone(to: socket.socket) -> bool:
-    watched = select.poll()
-    watched.register(to, select.POLLRDHUP | select.POLLHUP | select.POLLERR)
-    return bool(watched.poll(0))
 
 
 def _send(to: socket.socket, kind: bytes, content: Any) -> None:

@@ -1,6 +1,6 @@
 """The offers at hand: the bundled ones, those an update fetched, and the user's own.
 
-$XDG_DATA_HOME/tunecast/offers/fetched.csv, own.csv      (else ~/.local/share, on Windows %LOCALAPPDATA%)
+$XDG_DATA_HOME/tunecast/market/fetched.csv, own.csv      (else ~/.local/share, on Windows %LOCALAPPDATA%)
 
 What was fetched replaces the bundled rows of the same list (skypilot/azure, or gpuhunt/azure). A file is written whole
 or not at all, so a reader never sees half of one.
@@ -16,6 +16,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from tunecast.errors import NotResolved
+from tunecast.home import data_folder
 from tunecast.job.readers.bounds import bounded_text
 from tunecast.job.writer import write_file
 from tunecast.market.clean import order
@@ -28,8 +29,7 @@ KEEPERS = ("skypilot", "gpuhunt")
 
 
 def folder(environ: Mapping[str, str] = os.environ) -> Path:
-    home = environ.get("XDG_DATA_HOME") or environ.get("LOCALAPPDATA")
-    return (Path(home) if home else Path("~/.local/share").expanduser()) / "tunecast" / "market"
+    return Path(data_folder(environ), "market")
 
 
 def offers(environ: Mapping[str, str] = os.environ) -> tuple[Offer, ...]:

@@ -8,6 +8,8 @@ from tunecast.prediction.verdict import Verdict
 from tunecast.records import NamedTuple, dataclass
 from tunecast.result import Result
 
+CHANGED, NEW, DELETED, NAMES_ANOTHER = "changed", "new", "deleted", "names a changed file"
+
 
 class PlannedRun(NamedTuple):
     """The cheapest pick of a plan."""
@@ -72,7 +74,7 @@ class FileChange(Result):
     old_path: str
     """Another one only where it was renamed."""
     kind: str
-    """`changed`, `new`, `deleted`, or `names a changed file`."""
+    """`CHANGED`, `NEW`, `DELETED`; `NAMES_ANOTHER`: it did not change, and names a file that did."""
     before: FileState | None
     after: FileState | None
     """None where the file is not there, or where `problem` says why it is not known."""

@@ -20,7 +20,7 @@ from tunecast.job.model import model_config, resolve_model
 from tunecast.job.readers import JobError, read_jobs
 from tunecast.job.registry import bundled_config, bundled_names
 from tunecast.job.safetensors import header_counts, shards
-from tunecast.learn.store import kept, path_of
+from tunecast.learn.store import own_calibration, path_of
 from tunecast.market import store
 from tunecast.market.clean import cleaned
 from tunecast.market.cost import RATE
@@ -263,7 +263,7 @@ def calibration_input(rng: Random, number: int) -> Input:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
         try:
-            kept("rtx-4090")
+            own_calibration("rtx-4090")
         finally:
             path.unlink()
         return Said(0)

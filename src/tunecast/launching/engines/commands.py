@@ -6,10 +6,11 @@ import shutil
 import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from tunecast.errors import NotResolved
 from tunecast.launching.engines.start import letter_first
-from tunecast.launching.ledger import LedgerEntry, NotKnown
+from tunecast.launching.ledger import LOG, LedgerEntry, NotKnown
 from tunecast.launching.rendering import Command
 
 MOST_TOLD = 500
@@ -26,22 +27,32 @@ def output_of(
 ) -> str:
     """Raises `NotResolved`, where it fails as `named`, and where it is not installed with what that means. `lock`: a
     file descriptor that it holds as long as it lives (`ledger.submission`)."""
-    try:
-        done = subprocess.run(
-            command,
-            cwd=folder,
-            env=environment,
-            capture_output=True,
-            text=True,
-            stdin=subprocess.DEVNULL,
-            pass_fds=() if lock is None else (lock,),
-        )
-    except FileNotFoundError:
-        raise NotResolved(f"{command[0]} is not on the PATH{absent}", field="on") from None
+    done = run(
+        command,
+        absent,
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        stdin=subprocess.DEVNULL,
+        pass_fds=() if lock is None else (lock,),
+    )
     if done.returncode:
         told = " ".join(done.stderr.split())[:MOST_TOLD] or f"exit code {done.returncode}"
         raise NotResolved(f"{named}: {told}", field="on")
     return done.stdout
+
+
+def run(command: Command, absent: str = "", **how: Any) -> subprocess.CompletedProcess[str]:
+    """As `subprocess.run`. Raises `NotResolved` where it cannot be started."""
+    try:
+        return subprocess.run(command, **how)
+    except OSError as error:
+        if how.get("cwd") is not None and str(error.filename) == str(how["cwd"]):
+            raise NotResolved(f"{error.filename}: {error.strerror}", field="id") from None
+        told = "is not on the PATH" if isinstance(error, FileNotFoundError) else f"does not start: {error.strerror}"
+        raise NotResolved(f"{command[0]} {told}{absent}", field="on") from None
 
 
 def said_by(command: Command, folder: Path, environment: Mapping[str, str], limit_s: float) -> str:
@@ -54,6 +65,11 @@ def said_by(command: Command, folder: Path, environment: Mapping[str, str], limi
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return "" if done.returncode else done.stderr
+
+
+def tail_command(entry: LedgerEntry, *, follow: bool) -> Command:
+    """What shows a log that lies in the launch's folder."""
+    return ("tail", "-n", "+1", *(("--follow=name", "--retry") if follow else ()), str(entry.folder / LOG))
 
 
 INSTALLED_BY = {

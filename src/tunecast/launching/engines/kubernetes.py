@@ -22,6 +22,7 @@ from tunecast.errors import NotResolved, UsageError
 from tunecast.job.readers.json import parsed
 from tunecast.launching.engines.commands import output_of, submit_or_find
 from tunecast.launching.engines.options import whole_number
+from tunecast.launching.engines.start import letter_first
 from tunecast.launching.ledger import LedgerEntry, NotKnown
 from tunecast.launching.programs import files_of
 from tunecast.launching.programs.own_folder import OWN
@@ -62,7 +63,7 @@ MASTER_PORT="${{PET_MASTER_PORT:-29500}}" && unset "${{!PET_@}}" && exec bash {R
 def render(
     order: Order, options: Mapping[str, str], host: str
 ) -> tuple[Mapping[str, str], tuple[Command, ...], tuple[str, ...]]:
-    name, told = name_of(order.name), tuple(notes(order, options))
+    name, told = letter_first(order.name), tuple(notes(order, options))
     options = {**{f"{folder}_claim": f"PLACEHOLDER_{folder}_claim" for folder in carried_by_folder(order)}, **options}
     around = [config_map_text(name, files_of(order.program, order.job), options)]
     if "runtime" not in options:
@@ -70,11 +71,6 @@ def render(
     files = {AROUND: "---\n".join(around), JOB: yaml_text(train_job(name, order, options))}
     commands: tuple[Command, ...] = (("kubectl", "apply", "-f", AROUND), ("kubectl", "apply", "-f", JOB))
     return files, commands, told
-
-
-def name_of(name: str) -> str:
-    """Names of services begin with a letter (RFC 1035)."""
-    return name if name[0].isalpha() else f"job-{name}"
 
 
 def require_options(order: Order, options: Mapping[str, str]) -> None:
@@ -267,7 +263,7 @@ def submit(entry: LedgerEntry, commands: tuple[Command, ...], environment: Mappi
             with suppress(NotResolved):
                 _run(("kubectl", "--context", context, *DELETE, "-f", name), entry, environment)
         raise
-    return f"{context}/{name_of(entry.id)}"
+    return f"{context}/{letter_first(entry.id)}"
 
 
 DELETE = ("delete", "--ignore-not-found", "--wait=false")
@@ -315,8 +311,8 @@ def log_command(entry: LedgerEntry, *, follow: bool) -> Command:
     return (
         *_kubectl(entry),
         *(("--namespace", json.loads(found[1]) if found[1].startswith('"') else found[1]) if found else ()),
-        *("logs", f"--selector=jobset.sigs.k8s.io/jobset-name={name_of(entry.id)}", "--all-containers", "--prefix"),
-        *("--tail=-1", "--max-log-requests=1000"),
+        *("logs", f"--selector=jobset.sigs.k8s.io/jobset-name={letter_first(entry.id)}", "--all-containers"),
+        *("--prefix", "--tail=-1", "--max-log-requests=1000"),
         *(("--follow",) if follow else ()),
     )
 

@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
+from tunecast.launching.engines.commands import tail_command
 from tunecast.launching.ledger import LOG, PID, STATUS, LedgerEntry
 from tunecast.launching.rendering import RESUME, Command, Order
 
@@ -67,7 +68,7 @@ def _is_ours(process: int, folder: Path) -> bool:
 
 
 def log_command(entry: LedgerEntry, *, follow: bool) -> Command:
-    return ("tail", "-n", "+1", *(("--follow=name", "--retry") if follow else ()), str(entry.folder / LOG))
+    return tail_command(entry, follow=follow)
 
 
 def cancel(entry: LedgerEntry) -> None:

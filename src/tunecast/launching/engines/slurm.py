@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from math import ceil
 
 from tunecast.errors import NotResolved
-from tunecast.launching.engines.commands import output_of, said_by
+from tunecast.launching.engines.commands import output_of, said_by, tail_command
 from tunecast.launching.ledger import JOB, LOG, STATUS, LedgerEntry, NotKnown
 from tunecast.launching.rendering import OUTPUT, RESUME, Command, JobArray, Order
 from tunecast.records import replace
@@ -27,7 +27,6 @@ OPTIONS = ("partition", "account", "qos", "constraint", "gres", "reservation", "
 BATCH, ARRAY = "job.sbatch", "array.txt"
 MOST_IN_ARRAY = 1000
 """Slurm's default, one index less (slurm.conf(5), MaxArraySize)."""
-BATCH = "job.sbatch"
 CHECKPOINT_END = "CHECKPOINT_END"
 """Stands in `BODY` for what the training writes last of a checkpoint."""
 SIGNAL_S = 10
@@ -227,7 +226,7 @@ class QueuedJobs:
     def number_of(self, entry: LedgerEntry) -> str | None:
         """As sbatch said, as the job itself wrote it, or as Slurm has it."""
         return (
-            entry.number or entry.written(JOB) or self.numbers.get((os.path.realpath(entry.submitted_in), entry.index))
+            entry.number or entry.text_in(JOB) or self.numbers.get((os.path.realpath(entry.submitted_in), entry.index))
         )
 
     def state_of(self, entry: LedgerEntry) -> str:
@@ -252,7 +251,7 @@ def states(entries: Sequence[LedgerEntry]) -> dict[str, str]:
 
 
 def log_command(entry: LedgerEntry, *, follow: bool) -> Command:
-    return ("tail", "-n", "+1", *(("--follow=name", "--retry") if follow else ()), str(entry.folder / LOG))
+    return tail_command(entry, follow=follow)
 
 
 def cancel(entry: LedgerEntry) -> None:

@@ -32,5 +32,6 @@ def start_text(engine: str, variables: Mapping[str, str], kept: str, name: str) 
 
 
 def letter_first(name: str) -> str:
-    """Names of launches are letters, digits and dashes; some engines want a letter first."""
+    """Names of launches are letters, digits and dashes; some engines want a letter first (services of Kubernetes: RFC
+    1035)."""
     return name if name[:1].isalpha() else f"job-{name}"

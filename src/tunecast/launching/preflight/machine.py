@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import csv
 import json
 import os
@@ -19,12 +20,13 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 OK, WARNING, STOP, LEFT_OUT = "ok", "warning", "stop", "left out"
 GB, MIB = 1e9, 1 << 20
+MOST_PRINTED_BYTES = 1 << 24
 SHORT_S, IMPORT_S, HUB_S, LINKS_S = 20, 180, 120, 150
 """Limits of a child: nvidia-smi, one that imports torch, one that asks the Hub, the all-reduce with its start."""
 DRIVERS = {11: (450, 80), 12: (525, 60), 13: (580, 65)}
@@ -51,19 +53,14 @@ class Finding(NamedTuple):
 
 
 Expected = Mapping[str, Any]
+Checks = Mapping[str, Callable[[Expected], Finding]]
 
 
 def child(words: list[str], limit_s: float) -> tuple[int | None, str]:
     """Its exit status and all it printed; None where it was not done in time."""
     with tempfile.TemporaryFile() as out:
         try:
-            started = subprocess.Popen(
-                words,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+            started = start(words, out.fileno())
         except OSError as error:
             return 127, str(error)
         try:
@@ -72,8 +69,19 @@ def child(words: list[str], limit_s: float) -> tuple[int | None, str]:
             status = None
         finally:
             end(started)
-        out.seek(0)
-        return status, out.read().decode("utf-8", "replace")
+        return status, text_of(out.fileno())
+
+
+def start(words: list[str], out: int) -> subprocess.Popen[bytes]:
+    """It leads a session of its own, and all it prints goes to this file."""
+    none, both = subprocess.DEVNULL, subprocess.STDOUT
+    return subprocess.Popen(words, stdin=none, stdout=out, stderr=both, start_new_session=True)
+
+
+def text_of(out: int) -> str:
+    """The end of what was printed."""
+    begin = max(0, os.fstat(out).st_size - MOST_PRINTED_BYTES)
+    return os.pread(out, MOST_PRINTED_BYTES, begin).decode("utf-8", "replace")
 
 
 def end(started: subprocess.Popen[bytes]) -> None:
@@ -121,8 +129,7 @@ def check_packages(expected: Expected) -> Finding:
     found = json.loads(told.splitlines()[-1])
     missing = [name for name in names if name not in found]
     other = [name for name in names if name in found and release(found[name]) != release(expected["packages"][name])]
-    near = [name for name in other if release(found[name])[:2] == release(expected["packages"][name])[:2]]
-    far = [name for name in other if name not in near]
+    far = [name for name in other if release(found[name])[:2] != release(expected["packages"][name])[:2]]
     wrong = missing + (far if not expected["cpu"] else [])
     pins = " ".join(f"{name}=={expected['packages'][name]}" for name in wrong)
     if wrong:
@@ -210,18 +217,15 @@ def check_disk(expected: Expected) -> Finding:
     said = expected["disk"]
     folder = expected["folder"] or "."
     needs = {os.path.abspath(folder): said["saved_bytes"] or 0}
-    cache = Path(
-        os.environ.get("HF_HUB_CACHE") or Path(os.environ.get("HF_HOME", Path.home() / ".cache/huggingface"), "hub")
-    )
+    home = os.environ.get("HF_HOME", Path.home() / ".cache/huggingface")
+    cache = Path(os.environ.get("HF_HUB_CACHE") or Path(home, "hub"))
     name = expected["model"]["name"]
     cached = any(cache.glob(f"models--{name.replace('/', '--')}/snapshots/*/*.safetensors"))
     if not os.path.isdir(name) and not cached:
         needs[str(cache)] = said["download_bytes"] or 0
     room: dict[int, list[float]] = {}
     for place, nbytes in needs.items():
-        there = Path(place)
-        while not there.exists():
-            there = there.parent
+        there = next(each for each in (Path(place), *Path(place).parents) if each.exists())
         sums = room.setdefault(there.stat().st_dev, [0.0, float(shutil.disk_usage(there).free)])
         sums[0] += nbytes
     for need, free in room.values():
@@ -239,16 +243,24 @@ def check_ram(expected: Expected) -> Finding:
         return Finding("ram", LEFT_OUT, "not predicted")
     told = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     total, free = (int(told[name].split()[0]) * 1024 for name in ("MemTotal", "MemAvailable"))
-    for file in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        try:
-            total = min(total, int(Path(file).read_text()))
-        except (OSError, ValueError):
-            continue
+    total = min([total, *memory_limits()])
     words = f"{need / GB:.1f} GB of {total / GB:.1f} GB, {min(free, total) / GB:.1f} GB are free"
     if need > total:
         lacks = f"a machine with {(need - total) / GB:.1f} GB more, or fewer processes on one"
         return Finding("ram", WARNING if expected["cpu"] else STOP, f"needs {words}", lacks)
     return Finding("ram", WARNING if need > free else OK, f"needs {words}")
+
+
+def memory_limits(root: Path = Path("/")) -> Iterator[int]:
+    """Bytes that this process's control group may use, and those above it: a Slurm job's limit is not its step's."""
+    for line in (root / "proc/self/cgroup").read_text().splitlines():
+        _, kinds, path = line.split(":", 2)
+        if not kinds or "memory" in kinds.split(","):
+            top = root / ("sys/fs/cgroup/memory" if kinds else "sys/fs/cgroup")
+            place, name = top / path.strip("/"), "memory.limit_in_bytes" if kinds else "memory.max"
+            for folder in (each for each in (place, *place.parents) if each.is_relative_to(top)):
+                with contextlib.suppress(OSError, ValueError):
+                    yield int((folder / name).read_text())
 
 
 class SmiCard(NamedTuple):
@@ -381,11 +393,7 @@ def check_step(expected: Expected, *, rehearsed: bool) -> Finding:
     output, alone = Path(expected["folder"] or ".", said["output"]), (expected["links"] or {}).get("nodes", 1) == 1
     before, _ = visible_cards() if not expected["cpu"] else ([], "")
     with Meter(before) as meter, tempfile.TemporaryFile() as out:
-        began = time.monotonic()
-        started = subprocess.Popen(
-            ["bash", "train.sh", *said["words"]], stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )  # fmt: skip
+        began, started = time.monotonic(), start(["bash", "train.sh", *said["words"]], out.fileno())
         try:
             status, text = watch(started, out.fileno(), said["limit_s"], alone=alone)
         finally:
@@ -414,13 +422,11 @@ def watch(started: subprocess.Popen[bytes], out: int, limit_s: float, *, alone: 
     ends = time.monotonic() + limit_s
     while time.monotonic() < ends:
         status = started.poll()
-        text = os.pread(out, 1 << 24, 0).decode("utf-8", "replace")
-        if status is not None:
-            return status, text
-        if alone and "train_runtime" in text:
-            return 0, text
+        text = text_of(out)
+        if status is not None or (alone and "train_runtime" in text):
+            return status or 0, text
         time.sleep(0.2)
-    return None, os.pread(out, 1 << 24, 0).decode("utf-8", "replace")
+    return None, text_of(out)
 
 
 class Meter:
@@ -454,19 +460,15 @@ def findings(expected: Expected, only: list[str], step: bool) -> Iterator[Findin
     """The quick ones first; what takes a card's time only where nothing stops before."""
     quick = {"packages": check_packages, "data": check_data, "model": check_model, "disk": check_disk, "ram": check_ram,
              "cards": check_cards, "driver": check_driver}  # fmt: skip
+    slow: Checks = {"links": check_links, "step": lambda expected: check_step(expected, rehearsed=step)}
     stopped = False
-    for name, check in quick.items():
-        if not only or name in only:
-            found = check(expected)
-            stopped = stopped or found.verdict == STOP
-            yield found
-    for name in ("links", "step"):
+    for name, check in {**quick, **slow}.items():
         if only and name not in only:
             continue
-        if stopped:
-            yield Finding({"step": "step one"}.get(name, name), LEFT_OUT, "after what is wrong above")
-            continue
-        found = check_links(expected) if name == "links" else check_step(expected, rehearsed=step)
+        if stopped and name in slow:
+            found = Finding({"step": "step one"}.get(name, name), LEFT_OUT, "after what is wrong above")
+        else:
+            found = check(expected)
         stopped = stopped or found.verdict == STOP
         yield found
 
@@ -487,10 +489,8 @@ def main() -> int:
             print(each.line(), flush=True)
     stop = next((each for each in found if each.verdict == STOP), None)
     verdict = "preflight: passed" if stop is None else f"preflight: stopped by {stop.line()[len(STOP) :].strip()}"
-    if given.json:
-        print(json.dumps({"passed": stop is None, "verdict": verdict, "checks": [each._asdict() for each in found]}))
-    else:
-        print(verdict, flush=True)
+    whole = {"passed": stop is None, "verdict": verdict, "checks": [each._asdict() for each in found]}
+    print(json.dumps(whole) if given.json else verdict, flush=True)
     if not given.only:
         Path("preflight.txt").write_text(verdict + "\n", encoding="utf-8")
     return 0 if stop is None else 1

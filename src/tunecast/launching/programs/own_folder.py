@@ -34,7 +34,6 @@ MADE = ("__pycache__", "venv", "env", "node_modules", "wandb", "site-packages")
 PLAIN = re.compile(r"[A-Za-z0-9_.,+=@-]+(/[A-Za-z0-9_.,+=@-]+)*")
 """Paths that no shell and no file of an engine takes for more than text."""
 UPWARD = re.compile(r"\.\./[^\s\"',;:\])}]*")
-HEAD_BYTES = 4096
 
 
 class OwnFolder(NamedTuple):
@@ -133,7 +132,7 @@ def _reason(path: Path, name: str) -> str:
         return "its name has other characters than letters, digits and .,+=@_-"
     try:
         with path.open("rb") as opened:
-            return "a private key" if PRIVATE_KEY.search(opened.read(HEAD_BYTES)) else ""
+            return "a private key" if PRIVATE_KEY.search(opened.read(MOST_BYTES)) else ""
     except OSError:
         return "it cannot be read"
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterator
 from typing import NamedTuple
 
 GIB = 1 << 30
@@ -26,12 +27,13 @@ def host_memory(root: str = "/", ram_bytes: int | None = None) -> HostMemory:
     """`root`: where /proc and /sys are."""
     limits = [] if ram_bytes is None else [ram_bytes]
     kills = None
-    for folder, counter, most in _cgroups(root):
+    for folder, top, counter, most in _cgroups(root):
         for line in _lines(os.path.join(folder, counter)):
             name, _, value = line.partition(" ")
             if name == "oom_kill" and value.strip().isdecimal():
                 kills = (kills or 0) + int(value)
-        limits += [int(line) for line in _lines(os.path.join(folder, most)) if line.isdecimal()]
+        for each in _upwards(folder, top):  # a Slurm job's limit stands above the group of its task
+            limits += [int(line) for line in _lines(os.path.join(each, most)) if line.isdecimal()]
     if kills is None:
         told = dict(line.partition(" ")[::2] for line in _lines(os.path.join(root, "proc/vmstat")))
         kills = int(told["oom_kill"]) if told.get("oom_kill", "").isdecimal() else 0
@@ -51,21 +53,30 @@ def killed_note(before: HostMemory, after: HostMemory, needs_bytes: int | None) 
     return f"the kernel ended it, out of host memory{of}{needs}: {fewer}"
 
 
-def _cgroups(root: str) -> list[tuple[str, str, str]]:
-    """Folders of this process: its counter of kills and its limit there. A container sees its own as the root."""
+def _cgroups(root: str) -> list[tuple[str, str, str, str]]:
+    """Folders of this process and the topmost above each: its counter of kills and its limit there. A container sees
+    its own as the root."""
     found = []
     for line in _lines(os.path.join(root, "proc/self/cgroup")):
         _, _, rest = line.partition(":")
         kinds, _, path = rest.partition(":")
         if not kinds:
-            base, counter, most = "sys/fs/cgroup", "memory.events", "memory.max"
+            place, counter, most = "sys/fs/cgroup", "memory.events", "memory.max"
         elif "memory" in kinds.split(","):
-            base, counter, most = "sys/fs/cgroup/memory", "memory.oom_control", "memory.limit_in_bytes"
+            place, counter, most = "sys/fs/cgroup/memory", "memory.oom_control", "memory.limit_in_bytes"
         else:
             continue
-        own = os.path.join(root, base, path.lstrip("/"))
-        found.append((own if os.path.isdir(own) else os.path.join(root, base), counter, most))
+        top = os.path.join(root, place)
+        own = os.path.join(top, path.strip("/"))
+        found.append((own if os.path.isdir(own) else top, top, counter, most))
     return found
+
+
+def _upwards(folder: str, top: str) -> Iterator[str]:
+    while len(folder) > len(top):
+        yield folder
+        folder = os.path.dirname(folder)
+    yield top
 
 
 def _lines(path: str) -> list[str]:

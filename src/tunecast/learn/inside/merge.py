@@ -25,7 +25,7 @@ Parts = Mapping[str, Any]
 def merge(head: Parts, insides: Sequence[Parts], outside: Parts, state: str, ended: float | None) -> dict[str, Any]:
     """Memory is the fullest rank's, time the first one's, tokens all of theirs."""
     first: Parts = min(insides, key=lambda each: each.get("rank", 0), default={})
-    fullest: Parts = max(insides, key=_held, default={})
+    fullest: Parts = max(insides, key=_held_bytes, default={})
     record = dict(head)
     hardware = {**(record.get("hardware") or {})}
     for name in ("device", "driver", "memory_bytes"):
@@ -55,7 +55,7 @@ def diverged_note(inside: Parts) -> str | None:
     return f"the loss was no finite number by step {step:,}" if isinstance(step, int) else None
 
 
-def _held(inside: Parts) -> int:
+def _held_bytes(inside: Parts) -> int:
     memory = inside.get("memory") or {}
     return memory.get("reserved_bytes") or memory.get("used_bytes") or 0
 

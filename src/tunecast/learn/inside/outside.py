@@ -127,7 +127,11 @@ def watch(
             {"event": "begin", "at": began, "record": {**head(source, began, described), "hardware": host()}}
         )
         while (status := run.wait()) is None:
-            run.look()
+            for act in (run.look, run.keep_limits):
+                try:
+                    act()
+                except Exception as error:  # a training is never ended by what watches it: without us it gets SIGTERM
+                    say.once("fault", f"not all of it is measured ({type(error).__name__}: {error})")
         return run.end(status)
 
 
@@ -169,18 +173,21 @@ class _WatchedProgram:
         now = time.time()
         if now - self._written >= WRITE_EVERY_S:
             self._written, self._outside = now, self.sampler.summary()
-            self.journal.append({"event": "seen", "at": now, "outside": self._outside, **self._said()})
+            self.journal.append({"event": "seen", "at": now, "outside": self._outside, **self._line_and_warnings()})
         live = self.live(now)
         self._warned = warnings(live)
         for about, text in self._warned.items():
             self.say.once(about, text)
         self.say.now(line(live))
-        self._limit(now - self.began, live)
+
+    def keep_limits(self) -> None:
+        now = time.time()
+        self._limit(now - self.began, self.live(now))
 
     def live(self, now: float) -> Live:
         return Live(self.expected, self.inside, self._outside, now - self.began, self.limits.usd_per_hour)
 
-    def _said(self) -> dict[str, Any]:
+    def _line_and_warnings(self) -> dict[str, Any]:
         """Warnings that hold now: what was said of a rate that is in its range again would contradict the line."""
         limits = {about: self.say.texts[about] for about in ABOUT_LIMITS if about in self.say.texts}
         return {"line": self.say.last, "warnings": [*self._warned.values(), *limits.values()]}
@@ -224,7 +231,7 @@ class _WatchedProgram:
         self._outside = self.sampler.summary()
         now = time.time()
         self.say.end(line(self.live(now), over=True))
-        self.journal.append({"event": "seen", "at": now, "outside": self._outside, **self._said()})
+        self.journal.append({"event": "seen", "at": now, "outside": self._outside, **self._line_and_warnings()})
         record = merged_folder(self.folder, status, now)
         insides = insides_of(self.folder)
         if record is not None:

@@ -86,12 +86,12 @@ class WatchedProcess:
         if self.alone:
             self._sampler.sample(self.measures.phase)
             found["outside"] = self._sampler.summary()
-            found |= self._said(found)
+            found |= self._line_and_warnings(found)
         if self.measures.losses.values:
             found["loss"] = self.measures.losses.values[-1]
         return found
 
-    def _said(self, found: Mapping[str, Any]) -> dict[str, Any]:
+    def _line_and_warnings(self, found: Mapping[str, Any]) -> dict[str, Any]:
         """As `tunecast watch` says it of a program from outside."""
         live = Live(self._expected, found, found["outside"], found["at"] - self.began)
         warned, told = warnings(live), line(live)
@@ -232,8 +232,12 @@ def number_in(path: str) -> int | None:
 
 
 def write_whole(path: str, text: str) -> None:
-    """Nobody reads half of it."""
+    """Nobody reads half of it, though ranks, and machines that share the folder, write the same at once."""
+    beside = f"{path}.{secrets.token_hex(8)}"
     with contextlib.suppress(OSError):
-        with open(f"{path}.new", "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(f"{path}.new", path)
+        try:
+            with open(beside, "w", encoding="utf-8") as file:
+                file.write(text)
+            os.replace(beside, path)
+        except OSError:
+            os.unlink(beside)

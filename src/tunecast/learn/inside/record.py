@@ -22,9 +22,10 @@ def main() -> int:
             parts = re.split(r"^==> ([a-z_]+\.py) <==\n", file.read(), flags=re.M)
         for name, text in zip(parts[1::2], parts[2::2]):  # noqa: B905 (Python 3.9 has no strict)
             target = os.path.join(place, PACKAGE, name)
-            with open(f"{target}.{os.getpid()}", "w", encoding="utf-8") as file:
+            beside = f"{target}.{os.urandom(8).hex()}"  # machines may share the folder, where processes have one number
+            with open(beside, "w", encoding="utf-8") as file:
                 file.write(text)
-            os.replace(f"{target}.{os.getpid()}", target)  # machines may share the folder
+            os.replace(beside, target)
         sys.path.insert(0, place)
         from tunecast_run import outside  # type: ignore[import-not-found]
     except Exception as error:  # a training is not stopped for what would have measured it

@@ -55,13 +55,18 @@ def import_runs(store: RunStore, path: str) -> ImportedRuns:
     if path == "-":
         return import_lines(store, sys.stdin.buffer)
     try:
-        with open(path, "rb", opener=_open_without_waiting) as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise NotResolved(f"{path}: not a plain file; - reads from standard input")
+        file = open(path, "rb", opener=_open_without_waiting)  # noqa: SIM115
+    except ValueError:  # a NUL in the path
+        raise NotResolved(f"{path}: not a path") from None
+    except OSError as error:
+        raise NotResolved(f"{path}: {error.strerror}") from None
+    with file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise NotResolved(f"{path}: not a plain file; - reads from standard input")
+        try:
             return import_lines(store, file)
-    except (OSError, ValueError) as error:
-        reason = (error.strerror if isinstance(error, OSError) else None) or "not a path"
-        raise NotResolved(f"{path}: {reason}") from None
+        except OSError as error:
+            raise NotResolved(f"{path}: {error.strerror}") from None
 
 
 def import_lines(store: RunStore, file: IO[bytes]) -> ImportedRuns:

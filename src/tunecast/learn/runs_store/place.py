@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tunecast.errors import UsageError
+from tunecast.home import data_folder
 from tunecast.records import dataclass, field
 
 VARIABLE = "TUNECAST_STORE"
@@ -44,16 +45,11 @@ RUNNING = "running"
 """Folder of journals of runs that go on, in the data folder; one whose process is gone was killed."""
 
 
-def data_folder(environ: Mapping[str, str]) -> Path:
-    home = environ.get("XDG_DATA_HOME") or environ.get("LOCALAPPDATA") or os.path.expanduser("~/.local/share")
-    return Path(home) / "tunecast"
-
-
 def store_place(environ: Mapping[str, str] = os.environ) -> StorePlace:
     """Raises `UsageError` that does not repeat what was given: it may hold a password."""
     given = environ.get(VARIABLE, "").strip()
     if not given:
-        path = data_folder(environ) / "runs.db"
+        path = Path(data_folder(environ), "runs.db")
         return StorePlace(str(path), path)
     if "\0" in given or len(given) > 4096:
         raise UsageError(ALLOWED, field=VARIABLE)
@@ -61,7 +57,7 @@ def store_place(environ: Mapping[str, str] = os.environ) -> StorePlace:
         if not _is_unambiguous(given):
             raise UsageError(f"{ALLOWED}; in a user or password @ is %40, / %2F, ? %3F, a space %20", field=VARIABLE)
         name = hashlib.sha256(_without_user(given).encode("utf-8", "replace")).hexdigest()[:16]
-        return StorePlace(_shown(given), None, given, data_folder(environ) / "spool" / name)
+        return StorePlace(_shown(given), None, given, Path(data_folder(environ), "spool", name))
     if "://" in given:
         raise UsageError(ALLOWED, field=VARIABLE)
     path = Path(given).expanduser()

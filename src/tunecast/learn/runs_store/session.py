@@ -67,7 +67,7 @@ class SqliteSession:
                 raise NotResolved(f"{place.path.parent} could not be made: {error.strerror}") from None
         # Not mode=ro: who may not write leaves a log behind (sqlite.org/wal.html#readonly). mode=rw makes no file.
         name = f"{place.path.absolute().as_uri()}?mode=rw" if read_only else place.path
-        with self._told():
+        with self._own_errors():
             self._connection = sqlite3.connect(name, timeout=BUSY_S, isolation_level=None, uri=read_only)
         try:
             if read_only:
@@ -100,11 +100,11 @@ class SqliteSession:
         return error.sqlite_errorcode & 0xFF in (self._sqlite.SQLITE_READONLY, self._sqlite.SQLITE_CANTOPEN)
 
     def execute(self, statement: str, values: Sequence[Any] = ()) -> Rows:
-        with self._told():
+        with self._own_errors():
             return self._connection.execute(statement, tuple(values)).fetchall()
 
     def execute_many(self, statement: str, rows: Sequence[Sequence[Any]]) -> None:
-        with self._told():
+        with self._own_errors():
             self._connection.executemany(statement, rows)
 
     @contextmanager
@@ -123,7 +123,7 @@ class SqliteSession:
             self._connection.close()
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _own_errors(self) -> Iterator[None]:
         try:
             yield
         except self._sqlite.Error as error:
@@ -170,6 +170,13 @@ class PostgresSession:
             )  # fmt: skip
         except psycopg.Error as error:
             raise StoreAway(f"{place.shown} does not answer: {self._reason(error)}") from None
+        try:
+            self._begin(read_only=read_only)
+        except BaseException:
+            self.close()
+            raise
+
+    def _begin(self, *, read_only: bool) -> None:
         self.execute("SELECT set_config('statement_timeout', ?, false)", [str(STATEMENT_MS)])
         if read_only:
             self.execute("SELECT set_config('default_transaction_read_only', 'on', false)")
@@ -179,17 +186,17 @@ class PostgresSession:
         )
 
     def execute(self, statement: str, values: Sequence[Any] = ()) -> Rows:
-        with self._told():
+        with self._own_errors():
             cursor = self._connection.execute(statement.replace("?", "%s").encode(), tuple(values) or None)
             return [] if cursor.description is None else cursor.fetchall()
 
     def execute_many(self, statement: str, rows: Sequence[Sequence[Any]]) -> None:
-        with self._told(), self._connection.cursor() as cursor:
+        with self._own_errors(), self._connection.cursor() as cursor:
             cursor.executemany(statement.replace("?", "%s").encode(), rows)
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        with self._told(), self._connection.transaction():
+        with self._own_errors(), self._connection.transaction():
             yield
 
     def close(self) -> None:
@@ -197,7 +204,7 @@ class PostgresSession:
             self._connection.close()
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _own_errors(self) -> Iterator[None]:
         try:
             yield
         except self._psycopg.errors.UndefinedTable:

@@ -201,18 +201,18 @@ class RunStore:
         """A connection that was lost since the last time is made anew, once; every statement here may be repeated."""
         fresh = self._session is None
         try:
-            return ask(self._connected())
+            return ask(self._connect())
         except StoreAway:
             self.close()
             if fresh:
                 raise
         try:
-            return ask(self._connected())
+            return ask(self._connect())
         except StoreAway:
             self.close()
             raise
 
-    def _connected(self) -> Session:
+    def _connect(self) -> Session:
         if self._session is None:
             session = session_at(self.place, read_only=self.read_only)
             try:

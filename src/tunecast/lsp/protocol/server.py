@@ -24,7 +24,7 @@ from tunecast.lsp.answerer import Answerer, NotAnswered
 from tunecast.lsp.asked import EditorSettings, asked_in, both, card_flags, settings_of
 from tunecast.lsp.positions import Position, Span
 from tunecast.lsp.scripts import trace_text, traced_lines
-from tunecast.lsp.tracing import trace_words, traced
+from tunecast.lsp.tracing import trace_of, trace_words
 from tunecast.lsp.watched import MOST_BYTES, Traced, Watched
 from tunecast.units import gib
 
@@ -433,7 +433,7 @@ async def trace(ls: Server, uri: str, file: Watched) -> dict[str, Any]:
         raise NotAnswered("the file has changes that are not saved. To fix: save it, and trace again", expected=True)
     flags = card_flags(both(file.asked, asked_in(comment_of(text.text)))._replace(gpus=None))
     async with progress_of(ls, f"tracing {path.name}") as passed:
-        found = await traced(path, flags, passed)
+        found = await trace_of(path, flags, passed)
     told = trace_text(found, path.name)
     if file.text is text:
         file.traced = Traced(told.partition("\n")[0], tuple(traced_lines(found, path.name)))

@@ -32,10 +32,10 @@ def make_optimizer(job: Job, parameters: Parameters, outer: Sequence[Any] = (), 
         return _fused_backward(kind, model)
     if kind.spares_ends:
         return _beside_adamw(kind, parameters, outer)
-    return _made(kind, parameters, projected_weights(model) if kind.projection else ())
+    return _optimizer(kind, parameters, projected_weights(model) if kind.projection else ())
 
 
-def _made(kind: OptimizerKind, parameters: Parameters, projected: Parameters) -> Any:
+def _optimizer(kind: OptimizerKind, parameters: Parameters, projected: Parameters) -> Any:
     """`_setup_low_rank_optimizer` where some weights are projected: the rest first, then those with a rank."""
     groups: Any = parameters
     if kind.projection:
@@ -53,7 +53,7 @@ def _made(kind: OptimizerKind, parameters: Parameters, projected: Parameters) ->
 def _layerwise(kind: OptimizerKind, model: Any, parameters: Parameters) -> Any:
     """An optimizer per parameter, run as soon as its gradient is there (`optimizer_hook`)."""
     chosen = {id(weight) for weight in projected_weights(model)}
-    optimizers = {p: _made(kind, [p], [p] if id(p) in chosen else []) for p in parameters}
+    optimizers = {p: _optimizer(kind, [p], [p] if id(p) in chosen else []) for p in parameters}
 
     def optimizer_hook(parameter: torch.nn.Parameter) -> None:
         if parameter.grad is not None:

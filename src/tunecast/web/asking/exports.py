@@ -58,7 +58,7 @@ def _literal(value: object) -> str:
     return json.dumps(value) if isinstance(value, str) else repr(value)
 
 
-def launched(engine: str) -> Callable[[Job], Exported]:
+def launch_exporter(engine: str) -> Callable[[Job], Exported]:
     def files(job: Job) -> Exported:
         """All files in one, as a shell script that writes them: a training is more than its batch script."""
         from tunecast.door.launch import launch
@@ -113,5 +113,5 @@ def as_report(job: Job) -> Exported:
 
 KINDS: Mapping[str, Callable[[Job], Exported]] = {
     **{"yaml": as_yaml, "command": as_command, "python": as_python, "report": as_report},
-    **{"slurm": launched("slurm"), "skypilot": launched("skypilot")},
+    **{"slurm": launch_exporter("slurm"), "skypilot": launch_exporter("skypilot")},
 }

@@ -25,7 +25,7 @@ WHOSE = "stack"
 """Whose file it is, which no value in it changes."""
 
 
-def patched(path: Path, wanted: Job, *, pasted: bool) -> dict[str, Any]:
+def patch_file(path: Path, wanted: Job, *, pasted: bool) -> dict[str, Any]:
     """`tunecast.patch/1`. `pasted`: the job's model came as a config.json. Raises `UsageError` where nothing of what
     was changed can be written into this file."""
     recipe = find_recipe(path) if path.suffix.lower() in ENDINGS else None

@@ -145,11 +145,11 @@ def patch(given: Given, asker: Asker) -> Any:
     """What was uploaded, with the job's values; never executed, and it opens no other file."""
     from pathlib import Path
 
-    from tunecast.web.asking.patching import patched
+    from tunecast.web.asking.patching import patch_file
 
     name = upload_name(given["name"], UPLOADS)
     with job_of(given, asker) as job, own_file(name, given["text"]) as path:
-        return patched(Path(path), job, pasted=given.get("model_config") is not None)
+        return patch_file(Path(path), job, pasted=given.get("model_config") is not None)
 
 
 def data(given: Given, asker: Asker) -> Any:

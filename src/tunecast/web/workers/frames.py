@@ -14,6 +14,8 @@ HEAD = struct.Struct(">cI")
 MOST_FRAME_BYTES = 64 * MIB
 """The largest answer seen is a plan of 2 MB; a frame beyond this is a fault of the worker."""
 
+LANE, ONCE = "lane", "once"
+"""Kinds of workers (pool.py)."""
 QUESTION = b"q"
 EVENT = b"e"
 """Something on the way to an answer."""

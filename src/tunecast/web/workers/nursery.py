@@ -22,7 +22,7 @@ import socket
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import count
 from typing import Any, NoReturn
 
@@ -32,8 +32,6 @@ from tunecast.web.asking.questions import Asker
 from tunecast.web.workers import frames
 from tunecast.web.workers.confined import confine
 
-LANE = "lane"
-ONCE = "once"
 LANE_RSS_BYTES = 1 * GIB
 """A lane that held more at any time is replaced after its answer. Structures that are kept have at most 4 million rows
 of some hundred bytes (tape/build/job_runs.py)."""
@@ -101,10 +99,10 @@ def _live(to: socket.socket, request: Mapping[str, Any], folder: str, hub: bool)
         os.mkdir(own, 0o700)
         os.chdir(own)
         tempfile.tempdir = own
-        _end_with(to, own)
+        end_when_closed(to, lambda: shutil.rmtree(own, ignore_errors=True))
         _limit(request)
         confine(own, request["readable"], network=hub)
-        (_answer_all if request["kind"] == LANE else _answer_one)(to, Asker(hub), request["cpu_s"])
+        (_answer_all if request["kind"] == frames.LANE else _answer_one)(to, Asker(hub), request["cpu_s"])
         shutil.rmtree(own, ignore_errors=True)
         code = 0
     finally:
@@ -124,17 +122,22 @@ def _limit_cpu(seconds: float) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (most, resource.getrlimit(resource.RLIMIT_CPU)[1]))
 
 
-def _end_with(to: socket.socket, own: str) -> None:
+def end_when_closed(to: socket.socket, clear: Callable[[], None] = lambda: None) -> None:
     """Once the server's end is closed nobody wants the answer. A thread notices it while the question is worked on."""
 
     def wait() -> None:
-        watched = select.poll()
-        watched.register(to, select.POLLRDHUP | select.POLLHUP | select.POLLERR)
-        watched.poll()
-        shutil.rmtree(own, ignore_errors=True)
+        is_closed(to, None)
+        clear()
         os._exit(0)
 
     threading.Thread(target=wait, daemon=True).start()
+
+
+def is_closed(to: socket.socket, wait_ms: int | None = 0) -> bool:
+    """Whether the other end is, or is within that time; None: as long as it takes."""
+    watched = select.poll()
+    watched.register(to, select.POLLRDHUP | select.POLLHUP | select.POLLERR)
+    return bool(watched.poll(wait_ms))
 
 
 def _answer_all(to: socket.socket, asker: Asker, cpu_s: float) -> None:

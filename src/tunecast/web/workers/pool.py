@@ -22,8 +22,6 @@ from tunecast.records import NamedTuple, dataclass
 from tunecast.units import GIB, MIB
 from tunecast.web.workers import frames
 
-LANE, ONCE = "lane", "once"
-
 
 class PoolLimits(NamedTuple):
     """What all clients together may have."""
@@ -131,13 +129,18 @@ class Nursery:
             self.process.wait()
 
 
-def start_nursery(folder: str, *, hub: bool) -> Nursery:
+def python_environment() -> dict[str, str]:
+    """For a Python of ours, wherever it is started: with this package."""
     import tunecast
 
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     package = os.path.dirname(os.path.dirname(os.path.abspath(tunecast.__file__)))
     paths = [package, *(os.path.abspath(each) for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+
+
+def start_nursery(folder: str, *, hub: bool) -> Nursery:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    environment = python_environment()
     if not hub:  # nothing is looked up, and nothing that was looked up before is read
         environment |= {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": os.path.join(folder, "no-cache")}
     with theirs:
@@ -213,7 +216,7 @@ class Pool:
     async def _lane(self, likeness: Hashable) -> Worker:
         """Of those that are free, the one that answered its like last."""
         if not self._free:
-            lane = await self._worker(LANE, cpu_s=self.limits.lane_cpu_s)
+            lane = await self._worker(frames.LANE, cpu_s=self.limits.lane_cpu_s)
         else:
             lane = next((each for each in self._free if each.likeness == likeness), self._free[0])
             self._free.remove(lane)
@@ -237,7 +240,7 @@ class Pool:
         worker: Worker | None = None
         try:
             memory = {"memory_bytes": limits.upload_bytes} if uploaded else {}
-            worker = await self._worker(ONCE, cpu_s=cpu_s, **memory)
+            worker = await self._worker(frames.ONCE, cpu_s=cpu_s, **memory)
             end_s = asyncio.get_running_loop().time() + seconds
             answers = worker.ask(question, body)
             while True:

@@ -53,12 +53,12 @@ def may_end_before(config: Any, default: Any, words: dict[str, Any]) -> bool:
     """Whether a token ends a completion (`EosTokenCriteria`) that need not be as long as allowed
     (`MinNewTokensLengthLogitsProcessor`). Keywords go before the configuration, that before the model's own."""
 
-    def told(name: str) -> Any:
+    def setting(name: str) -> Any:
         values = (words.get(name), getattr(config, name, None), getattr(default, name, None))
         return next((value for value in values if value is not None), None)
 
-    least, most = told("min_new_tokens"), told("max_new_tokens")
-    return told("eos_token_id") is not None and not (least is not None and most is not None and least >= most)
+    least, most = setting("min_new_tokens"), setting("max_new_tokens")
+    return setting("eos_token_id") is not None and not (least is not None and most is not None and least >= most)
 
 
 def plain_token(*configs: Any) -> int:
