@@ -49,6 +49,15 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 _CALL = re.compile(r"\s*([a-z]+)\s*\(([^()]*)\)\s*")
 
 
+class Pairs(NamedTuple):
+    """Tokens of preferences, in the data set's order."""
+
+    prompts: tuple[int, ...]
+    chosen: tuple[int, ...]
+    """Each with its prompt."""
+    rejected: tuple[int, ...]
+
+
 class Lengths(NamedTuple):
     """How many samples have which length."""
 
@@ -60,6 +69,8 @@ class Lengths(NamedTuple):
     """Of the whole data set, for which `counts` stands; None where only a distribution is known."""
     prompts: tuple[int, ...] | None = None
     """In the data set's order: tokens at each sample's beginning that have no label; None where all have one."""
+    pairs: Pairs | None = None
+    """Of preferences, whose longer answer `order` has; None where they were not counted."""
 
     @property
     def listed(self) -> int:
@@ -104,7 +115,7 @@ def scan_of(data: Data) -> Scan:
 
 
 def lengths_of(found: Scan, samples: int | None = None) -> Lengths:
-    return Lengths(found.counts, found.order, samples or found.samples, found.prompts)
+    return Lengths(found.counts, found.order, samples or found.samples, found.prompts, found.pairs)
 
 
 def lengths_source(data: Data) -> str:

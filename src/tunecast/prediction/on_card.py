@@ -391,12 +391,15 @@ def job_on_card(
 def answers_guess(job: Job) -> str | None:
     """Of preferences TRL's fused head computes on the tokens of answers alone, in chunks, the last as long as these
     leave (trl/trainer/dpo_trainer.py, `_compute_loss`). How many there are follows from the lengths of prompts and of
-    both answers, of which the longer alone is counted."""
+    both answers: DPO's are counted in the data, but not those of the pass before training that asks a reference."""
     if job.task not in PREFERENCES or not (job.data.has_lengths or job.data.path is not None):
         return None
-    from tunecast.tape.build.tasks.reference import FUSED, head_of  # few jobs have pairs
+    from tunecast.prediction.data.batches import counts_answers  # few jobs have pairs
+    from tunecast.tape.build.tasks.reference import FUSED, head_of
 
-    return ANSWERS_GUESS if head_of(job) == FUSED else None
+    if head_of(job) != FUSED or (job.preference.reference != "precomputed" and counts_answers(job)):
+        return None
+    return ANSWERS_GUESS
 
 
 ANSWERS_GUESS = (

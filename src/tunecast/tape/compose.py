@@ -18,8 +18,9 @@ from tunecast.tape.op import Begin, Phase, Role
 from tunecast.tape.program import BEGIN, EMPTY_CACHE, FREE, Program, Stretch, renames_in
 from tunecast.tape.structure import Structure
 
-MicroBatch = tuple[int, int, bool, int]
-"""Rows, the length they are padded to, whether attention is given a mask, and how many tokens are padding."""
+MicroBatch = tuple[int, int, bool, int, tuple[int, int] | None]
+"""Rows, the length they are padded to, whether attention is given a mask, how many tokens are padding and, where they
+are counted, labels of the chosen and of the rejected answers."""
 StructureOf = Callable[[int, MicroBatch], "tuple[Structure, Sequence[int]] | None"]
 """Of a step of so many micro-batches the rows, and what such a micro-batch makes of their sizes."""
 

@@ -16,9 +16,11 @@ from tunecast.tape.pattern import Values
 from tunecast.tape.program import BEGIN, EMPTY_CACHE, FREE, Program
 from tunecast.tape.symbols import Guards
 
-SYMBOLS = "batch, length, longest, rank, sms, capability, card_bytes, gpus, nodes, padding"
+SYMBOLS = "batch, length, longest, rank, sms, capability, card_bytes, gpus, nodes, padding, chosen, rejected"
 """`length` is that of the rows, `longest` what the job says the longest are; `gpus` of each of `nodes`; `padding` the
-tokens of a batch that have no label."""
+tokens of a batch that have no label; of preferences, `chosen` and `rejected` those of either answer that have one."""
+COUNTED = 3
+"""The last ones, which are counted of each batch."""
 MARKS = sorted((BEGIN, EMPTY_CACHE, FREE))
 TURN = 1 << 32
 """In the rows of a structure, so many times the number of the micro-batch in its step is added to a size's place."""

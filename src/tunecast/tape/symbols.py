@@ -53,6 +53,13 @@ class Guards:
         self.names.add(name)
         return self.of(value, {(name,): 1})
 
+    def count(self, name: str, value: int) -> Any:
+        """A whole number from 0 on, which is itself: code leaves out what there is none of."""
+        if value == 0:
+            self.answers[name] = 0
+            return 0
+        return self.symbol(name, value)
+
     def fact(self, name: str, value: Any) -> Any:
         """What is no size, and only compared."""
         return Fact(self, name, value)

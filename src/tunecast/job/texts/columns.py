@@ -35,8 +35,8 @@ class TextSample(NamedTuple):
     """Each the messages of a chat, or text."""
     tokens: int | None = None
     """Where it is tokenised already."""
-    prompt: str | None = None
-    """With which its one text begins, and that has no labels."""
+    prompt: Sequence[Mapping[str, Any]] | str | None = None
+    """With which each of them begins, and that has no labels: text or messages, as they are."""
 
 
 def format_of(row: Mapping[str, Any]) -> str | None:
@@ -78,8 +78,38 @@ def _messages(row: Mapping[str, Any]) -> TextSample:
 
 
 def _preference(row: Mapping[str, Any]) -> TextSample:
-    prompt = row.get("prompt")
-    return TextSample("preference", tuple(_joined(prompt, row[name]) for name in ("chosen", "rejected")))
+    """As TRL's DPOTrainer has them (trl/trainer/dpo_trainer.py, `tokenize_fn`): an answer follows its prompt without
+    anything between. Without a prompt it is what both answers begin with (trl/data_utils.py, `extract_prompt`)."""
+    prompt, answers = row.get("prompt"), [row[name] for name in ("chosen", "rejected")]
+    if any(isinstance(each, list) for each in (prompt, *answers)):
+        chats = tuple(_joined(prompt, answer) for answer in answers)
+        asked = chats[0][: _parting(*chats)] if prompt is None else _said(prompt)
+        return TextSample("preference", chats, prompt=asked)
+    before, texts = _plain(prompt or ""), [_plain(answer) for answer in answers]
+    if prompt is None:
+        parting = _parting(texts[0], texts[1])
+        before = texts[0][: parting - (parting > 0 and texts[0][parting - 1] == " ")]
+        return TextSample("preference", tuple(texts), prompt=before)
+    return TextSample("preference", tuple(before + text for text in texts), prompt=before)
+
+
+def _parting(one: Sequence[Any], other: Sequence[Any]) -> int:
+    """Where two answers part; the last place of the shorter where they do not."""
+    return min(shared_length(one, other), max(0, min(len(one), len(other)) - 1))
+
+
+def shared_length(one: Sequence[Any], other: Sequence[Any]) -> int:
+    """How many items two sequences have in common at their beginning."""
+    same, most = 0, min(len(one), len(other))
+    if one[:most] == other[:most]:
+        return most
+    while most - same > 1:
+        middle = (same + most) // 2
+        if one[same:middle] == other[same:middle]:
+            same = middle
+        else:
+            most = middle
+    return same
 
 
 def _prompt(row: Mapping[str, Any]) -> TextSample:
@@ -124,14 +154,15 @@ def _text_column(row: Mapping[str, Any]) -> str | None:
 def _joined(prompt: Any, answer: Any) -> Sequence[Mapping[str, Any]] | str:
     """Two chats are one, and so are two texts."""
     if isinstance(answer, list):
-        before = _chat(prompt) if isinstance(prompt, list) else _said(prompt)
-        return (*before, *_chat(answer))
+        return (*_said(prompt), *_chat(answer))
     if isinstance(prompt, list):
         return (*_chat(prompt), {"role": "assistant", "content": _plain(answer)})
     return "\n".join(_plain(part) for part in (prompt, answer) if part)
 
 
 def _said(prompt: Any) -> tuple[Mapping[str, Any], ...]:
+    if isinstance(prompt, list):
+        return tuple(_chat(prompt))
     return ({"role": "user", "content": _plain(prompt)},) if prompt else ()
 
 

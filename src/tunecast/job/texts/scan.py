@@ -14,11 +14,12 @@ from functools import lru_cache
 from itertools import islice
 
 from tunecast.errors import UsageError
+from tunecast.job.lengths import Pairs
 from tunecast.job.texts.columns import TextSample, sample_of
 from tunecast.job.texts.files import FilesFound, TextFile, files_of
 from tunecast.job.texts.lines import BadLine
 from tunecast.job.texts.rows import Found, rows_of
-from tunecast.job.texts.tokenizer import TokenCounter, counter_of
+from tunecast.job.texts.tokenizer import SampleTokens, TokenCounter, counter_of
 from tunecast.records import NamedTuple
 
 MOST_IN_ORDER = 1_000_000
@@ -53,6 +54,8 @@ class Scan(NamedTuple):
     order: tuple[int, ...] | None
     prompts: tuple[int, ...] | None
     """In that order, tokens at a sample's beginning that have no label; None where all have one."""
+    pairs: Pairs | None
+    """In that order, where every sample is a preference."""
     bad_lines: int
     first_bad: tuple[BadLine, ...]
     tokenizer: str
@@ -105,6 +108,7 @@ def _read(path: str, found: FilesFound, tokenizer: str | None, append_eos: bool,
         counts=tuple(sorted(tally.counts.items())),
         order=None if tally.order is None else tuple(tally.order),
         prompts=tuple(tally.prompts) if tally.order is not None and any(tally.prompts) else None,
+        pairs=tally.every_pair(),
         bad_lines=tally.bad_lines,
         first_bad=tuple(tally.first_bad),
         tokenizer=counter.told() if tally.estimated else "exact: the data is tokenized already",
@@ -151,38 +155,45 @@ class _Tally:
         self.first_bad: list[BadLine] = []
         self.order: array[int] | None = array("L")
         self.prompts: array[int] = array("L")
+        self.pairs: tuple[array[int], ...] = (array("L"), array("L"), array("L"))
+        """Prompts, chosen and rejected; empty from the first sample on that is none."""
         self.by_steps = False
 
     def add(self, path: str, batch: list[tuple[int, TextSample | BadLine | str, tuple[str, ...]]]) -> None:
-        sequences = [each for _, sample, _ in batch if isinstance(sample, TextSample) for each in sample.sequences]
-        lengths = iter(self.counter.lengths(sequences))
-        asked = [sample.prompt for _, sample, _ in batch if isinstance(sample, TextSample) and sample.prompt]
-        prompts = iter(self.counter.prompt_lengths(asked))
-        self.estimated = self.estimated or bool(sequences)
+        texts = [each for _, each, _ in batch if isinstance(each, TextSample) and each.sequences]
+        counted = iter(self.counter.count(texts))
+        self.estimated = self.estimated or bool(texts)
         for number, sample, columns in batch:
             if not isinstance(sample, TextSample):
                 self._bad(sample if isinstance(sample, BadLine) else BadLine(path, number, sample))
                 continue
             self.columns = self.columns or columns
-            own = [next(lengths) for _ in sample.sequences]
-            prompt = next(prompts) if sample.prompt else 0
-            refused = next((each for each in own if isinstance(each, str)), None)
-            if refused is not None or sample.tokens == 0 or not (sample.tokens or any(sample.sequences)):
-                self._bad(BadLine(path, number, refused or "no text in it"))
+            own = next(counted) if sample.sequences else SampleTokens((sample.tokens or 0,))
+            if isinstance(own, str) or not (sample.tokens or any(sample.sequences)):
+                self._bad(BadLine(path, number, own if isinstance(own, str) else "no text in it"))
                 continue
-            self._count(sample, [int(each) for each in own], prompt)
+            self._count(sample, own)
 
-    def _count(self, sample: TextSample, own: list[int], prompt: int) -> None:
-        length = min(LONGEST, sample.tokens or max(own))
+    def every_pair(self) -> Pairs | None:
+        prompts, chosen, rejected = self.pairs
+        whole = self.order is not None and len(prompts) == self.samples
+        return Pairs(tuple(prompts), tuple(chosen), tuple(rejected)) if whole else None
+
+    def _count(self, sample: TextSample, own: SampleTokens) -> None:
+        length = min(LONGEST, max(own.lengths))
         self.samples += 1
-        self.tokens += sample.tokens or sum(own)
+        self.tokens += sum(own.lengths)
         self.formats[sample.format] += 1
         self.counts[stepped(length) if self.by_steps else length] += 1
         if self.order is not None:
             self.order.append(length)
-            self.prompts.append(min(prompt, length))
+            is_pair = len(own.lengths) == 2
+            self.prompts.append(0 if is_pair else min(own.prompt, length))
+            if is_pair and len(self.pairs[0]) == self.samples - 1:
+                for column, tokens in zip(self.pairs, (own.prompt, *own.lengths), strict=True):
+                    column.append(min(LONGEST, tokens))
             if len(self.order) > MOST_IN_ORDER:
-                self.order, self.prompts = None, array("L")
+                self.order, self.prompts, self.pairs = None, array("L"), (array("L"), array("L"), array("L"))
         if not self.by_steps and len(self.counts) > MOST_COUNTED and self.order is None:
             self.by_steps = True
             counts = Counter[int]()

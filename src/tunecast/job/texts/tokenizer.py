@@ -15,29 +15,36 @@ from typing import Any, Protocol
 from tunecast.errors import NotResolved, TunecastError, UsageError
 from tunecast.job.readers.bounds import bounded_text
 from tunecast.job.texts.characters import Characters, characters_of, range_of, tokens_of
-from tunecast.job.texts.columns import spoken
+from tunecast.job.texts.columns import TextSample, shared_length, spoken
+from tunecast.records import NamedTuple
 from tunecast.units import MIB, percent
 
 MESSAGE_TOKENS = 5
 """Around a message: Llama 3's template has a token before and behind the role, one for the role, a blank line and one
 at the end (ChatFormat of llama-models 0.3.0); ChatML as many: <|im_start|>, the role, a new line, <|im_end|>, a new
 line."""
+ANSWER_TOKENS = 3
+"""Of these, those before the words: with them a prompt ends that asks for an answer (`add_generation_prompt`)."""
 END_TOKENS = 1
 """TRL ends a text with one."""
 MOST_FILE_BYTES = 64 * MIB
 """The largest tokenizer.json seen, Gemma 3's, has 33 MB."""
 FIELD = "data.tokenizer"
 
-Sequences = Sequence[Sequence[Mapping[str, Any]] | str]
-"""Texts and chats."""
+TextOrChat = Sequence[Mapping[str, Any]] | str
+
+
+class SampleTokens(NamedTuple):
+    lengths: tuple[int, ...]
+    """Of each of a sample's sequences."""
+    prompt: int = 0
+    """That all of them begin with, of its prompt: tokens that merge with an answer's are the answer's
+    (trl/data_utils.py, `common_prefix_length`)."""
 
 
 class TokenCounter(Protocol):
-    def lengths(self, sequences: Sequences) -> list[int | str]:
+    def count(self, samples: Sequence[TextSample]) -> list[SampleTokens | str]:
         """Of each its tokens, or why they cannot be counted."""
-
-    def prompt_lengths(self, prompts: Sequence[str]) -> list[int]:
-        """Tokens of texts that others go on from."""
 
     def told(self) -> str: ...
 
@@ -52,10 +59,14 @@ class Estimated:
         self._totals: dict[str, list[int]] = {}
         self._end, self._around = end_tokens, 0
 
-    def lengths(self, sequences: Sequences) -> list[int | str]:
-        return [self._length(sequence) for sequence in sequences]
+    def count(self, samples: Sequence[TextSample]) -> list[SampleTokens | str]:
+        return [self._of_sample(sample) for sample in samples]
 
-    def _length(self, sequence: Sequence[Mapping[str, Any]] | str) -> int:
+    def _of_sample(self, sample: TextSample) -> SampleTokens:
+        lengths = tuple([self._length(sequence) for sequence in sample.sequences])
+        return SampleTokens(lengths, min(_prompt_length(sample.prompt), *lengths) if sample.prompt else 0)
+
+    def _length(self, sequence: TextOrChat) -> int:
         if isinstance(sequence, str):
             text, around = sequence, self._end
         else:
@@ -65,9 +76,6 @@ class Estimated:
         self._totals[found.kind] = list(found.counts if totals is None else map(int.__add__, totals, found.counts))
         self._around += around
         return max(1, round(tokens_of(found))) + around
-
-    def prompt_lengths(self, prompts: Sequence[str]) -> list[int]:
-        return [round(tokens_of(characters_of(prompt))) for prompt in prompts]
 
     def range(self) -> tuple[float, float]:
         text = self._text_tokens()
@@ -89,39 +97,81 @@ class Estimated:
         return f"estimated from characters: {characters / tokens:.1f} per token ({scripts}), {off}"
 
 
+def _prompt_length(prompt: TextOrChat) -> int:
+    if isinstance(prompt, str):
+        return round(tokens_of(characters_of(prompt)))
+    text = "\n".join(map(spoken, prompt))
+    return round(tokens_of(characters_of(text))) + MESSAGE_TOKENS * len(prompt) + ANSWER_TOKENS
+
+
+class _Written(NamedTuple):
+    """What a tokenizer gets."""
+
+    text: str
+    special: bool = True
+    """It adds its own tokens at both ends, where it has any."""
+    around: int = 0
+    """Tokens that are not in the text."""
+
+
 class Exact:
     """By tokenizer.json, with the chat template beside it where jinja2 is there."""
 
     def __init__(self, folder: str, end_tokens: int) -> None:
-        self._encode, self._end = _encoder(folder), end_tokens
+        self._encoded, self._end = _encoder(folder), end_tokens
         self._render, self._without = _template(folder)
         self._chats = False
 
-    def lengths(self, sequences: Sequences) -> list[int | str]:
-        found: list[int | str] = [0] * len(sequences)
-        texts: dict[int, str] = {}
-        chats: dict[int, str] = {}
-        for place, sequence in enumerate(sequences):
-            if isinstance(sequence, str):
-                texts[place] = sequence
-                found[place] = self._end
+    def count(self, samples: Sequence[TextSample]) -> list[SampleTokens | str]:
+        written = [self._written(sample) for sample in samples]
+        encoded = iter(self._encode([text for texts in written if not isinstance(texts, str) for text in texts]))
+        found: list[SampleTokens | str] = []
+        for sample, texts in zip(samples, written, strict=True):
+            if isinstance(texts, str):
+                found.append(texts)
                 continue
-            self._chats = True
-            if self._render is None:
-                chats[place] = "\n".join(map(spoken, sequence))
-                found[place] = MESSAGE_TOKENS * len(sequence)
-                continue
-            try:
-                chats[place] = self._render(sequence)
-            except Exception as error:  # whatever a template raises
-                found[place] = f"the chat template refuses it: {str(error).splitlines()[0] if str(error) else error}"
-        for group, special in ((texts, True), (chats, False)):
-            for place, length in zip(group, self._encode(list(group.values()), special), strict=True):
-                found[place] = int(found[place]) + length
+            wholes = [next(encoded) for _ in sample.sequences]
+            lengths = tuple([len(whole) + text.around for whole, text in zip(wholes, texts, strict=False)])
+            prompt = 0
+            if sample.prompt:
+                asked = next(encoded).ids
+                prompt = texts[-1].around + min(shared_length(asked, whole.ids) for whole in wholes)
+            found.append(SampleTokens(lengths, prompt))
         return found
 
-    def prompt_lengths(self, prompts: Sequence[str]) -> list[int]:
-        return self._encode(list(prompts), True) if prompts else []
+    def _written(self, sample: TextSample) -> list[_Written] | str:
+        """Of a sample's sequences, and last of its prompt; or why they cannot be."""
+        try:
+            wholes = [self._of_whole(sequence) for sequence in sample.sequences]
+            return [*wholes, self._of_prompt(sample.prompt)] if sample.prompt else wholes
+        except Exception as error:  # whatever a template raises
+            return f"the chat template refuses it: {str(error).splitlines()[0] if str(error) else error}"
+
+    def _of_whole(self, sequence: TextOrChat) -> _Written:
+        if isinstance(sequence, str):
+            return _Written(sequence, around=self._end)
+        self._chats = True
+        if self._render is None:
+            return _Written("\n".join(map(spoken, sequence)), False, MESSAGE_TOKENS * len(sequence))
+        return _Written(self._render(sequence, False), False)
+
+    def _of_prompt(self, prompt: TextOrChat) -> _Written:
+        if isinstance(prompt, str):
+            return _Written(prompt)
+        if self._render is None:
+            around = MESSAGE_TOKENS * len(prompt) + ANSWER_TOKENS
+            return _Written("\n".join(map(spoken, prompt)), False, around)
+        return _Written(self._render(prompt, True), False)
+
+    def _encode(self, written: Sequence[_Written]) -> list[Any]:
+        """In their order; those with special tokens and those without go through together."""
+        found: list[Any] = [None] * len(written)
+        for special in (True, False):
+            places = [place for place, each in enumerate(written) if each.special is special]
+            texts = [written[place].text for place in places]
+            for place, each in zip(places, self._encoded(texts, special) if texts else (), strict=True):
+                found[place] = each
+        return found
 
     def range(self) -> tuple[float, float]:
         return 1.0, 1.0
@@ -137,7 +187,8 @@ def counter_of(tokenizer: str | None, append_eos: bool = True) -> TokenCounter:
     return Estimated(end_tokens) if tokenizer is None else Exact(tokenizer, end_tokens)
 
 
-def _encoder(folder: str) -> Callable[[list[str], bool], list[int]]:
+def _encoder(folder: str) -> Callable[[list[str], bool], list[Any]]:
+    """The tokens of texts, each as tokenizers' `Encoding`."""
     path = Path(folder)
     path = path / "tokenizer.json" if path.is_dir() else path
     text = bounded_text(path, MOST_FILE_BYTES)
@@ -156,15 +207,16 @@ def _encoder(folder: str) -> Callable[[list[str], bool], list[int]]:
     tokenizer.no_truncation()
     tokenizer.no_padding()
 
-    def encode(texts: list[str], special: bool) -> list[int]:
+    def encode(texts: list[str], special: bool) -> list[Any]:
         whole = [text if text.isascii() else text.encode("utf-8", "replace").decode() for text in texts]
-        return [len(found) for found in tokenizer.encode_batch(whole, add_special_tokens=special)]
+        found: list[Any] = tokenizer.encode_batch(whole, add_special_tokens=special)
+        return found
 
     return encode
 
 
-def _template(folder: str) -> tuple[Callable[[Sequence[Mapping[str, Any]]], str] | None, str]:
-    """The chat template, or why there is none."""
+def _template(folder: str) -> tuple[Callable[[Sequence[Mapping[str, Any]], bool], str] | None, str]:
+    """The chat template, of messages and whether an answer is to follow; or why there is none."""
     place = folder if os.path.isdir(folder) else os.path.dirname(folder)
     config = _config(os.path.join(place, "tokenizer_config.json"))
     own = os.path.join(place, "chat_template.jinja")
@@ -193,7 +245,11 @@ def _template(folder: str) -> tuple[Callable[[Sequence[Mapping[str, Any]]], str]
     except TemplateError as error:
         return None, f"the chat template cannot be read: {error}"
     words = {name: _word(config.get(name)) for name in ("bos_token", "eos_token", "pad_token", "unk_token")}
-    return lambda messages: str(compiled.render(messages=list(messages), add_generation_prompt=False, **words)), ""
+
+    def render(messages: Sequence[Mapping[str, Any]], answered: bool) -> str:
+        return str(compiled.render(messages=list(messages), add_generation_prompt=answered, **words))
+
+    return render, ""
 
 
 def _config(path: str) -> Mapping[str, Any]:

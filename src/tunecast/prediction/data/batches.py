@@ -8,20 +8,20 @@ Source   transformers 5.17.0: Trainer._get_train_sampler, _run_epoch, set_seed a
          (trainer_pt_utils.py), which draws from the process's own generator after DataLoader's base seed;
          accelerate 1.15.0: SeedableRandomSampler (seed + epoch), BatchSamplerShard; TRL 1.16.0: SFTTrainer.
 Checked  tests/facts/test_batches.py: batch by batch those that reach the model under the Trainer and SFTTrainer.
-Ignored  samples that truncation leaves without a label; shuffle_dataset; what a program draws between making a Trainer
+Ignored  shuffle_dataset; samples that TRL before 1.15 drops, and what a program draws between making a Trainer
          and `train()`, which moves the order of group_by_length.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import count
 from math import ceil
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from tunecast.job.job import Job
-from tunecast.job.lengths import Lengths, all_of
+from tunecast.job.lengths import Lengths, Pairs, all_of, sample_lengths
 from tunecast.job.names import ROLLOUTS
 from tunecast.job.stacks import stack_of
 from tunecast.prediction.data.packing import MAP_BATCH, packed_rows
@@ -30,6 +30,8 @@ from tunecast.tape.build.sharding.scheme import ranks_of
 
 if TYPE_CHECKING:
     from tunecast.prediction.data.torch_random import Generator
+
+T = TypeVar("T")
 
 MEGABATCHES = 50
 """Batches that are sorted together (get_length_grouped_indices), or a quarter of the data set where that is less."""
@@ -49,7 +51,9 @@ class MicroBatch(NamedTuple):
     masked: bool = False
     """Some of it is padding, or samples lie side by side in a row: attention is told so by a mask."""
     padding: int = 0
-    """Tokens of all its rows without a label: none of a sample, or of a prompt."""
+    """Of the tokens that follow another, those of all its rows that are no label: of no sample, or of a prompt."""
+    answers: tuple[int, int] | None = None
+    """Of preferences, labels of its chosen and of its rejected answers; None where they are not counted."""
 
 
 class Batches(NamedTuple):
@@ -70,6 +74,18 @@ class Rows(NamedTuple):
     known: bool
     prompts: tuple[int, ...] | None = None
     """Of each row, tokens at its beginning that have no label."""
+    pairs: Pairs | None = None
+    """Of each row that is a pair, whose longer answer `lengths` has."""
+
+
+class Pair(NamedTuple):
+    """What a row of a preference is, cut."""
+
+    shorter: int
+    """Tokens of the shorter answer, with its prompt."""
+    chosen: int
+    """Labels of an answer: its tokens, but for one that begins a row."""
+    rejected: int
 
 
 class Dealt(NamedTuple):
@@ -175,17 +191,36 @@ def _completions(job: Job, prompts: int | None) -> Rows | None:
     return None if prompts is None else Rows((job.seq_len,), prompts * job.rl.generations * job.rl.iterations, False)
 
 
+def trains_on_answers(job: Job) -> bool:
+    """Whether it computes on the tokens of answers alone, as TRL's own head does (tape/build/tasks/preference.py)."""
+    if job.task != "dpo" or job.data.packing:
+        return False
+    from tunecast.tape.build.tasks.reference import FUSED, head_of  # few jobs have pairs
+
+    return head_of(job) == FUSED
+
+
+def counts_answers(job: Job) -> bool:
+    """Whether the answers of each of its batches are counted: of data that are read, in an order that is known."""
+    lengths, data = sample_lengths(job.data), job.data
+    if lengths is None or lengths.pairs is None or lengths.is_sample:
+        return False
+    return trains_on_answers(job) and not data.group_by_length and data.max_tokens_per_batch is None
+
+
 @lru_cache(maxsize=4)
 def _rows(job: Job, lengths: Lengths) -> Rows:
     """Kept for a while: packing takes as long as all else, and each rank asks."""
     data, samples = job.data, lengths.samples
     by_trainer = stack_of(job).has_trainer_sampler and data.max_tokens_per_batch is None
+    if lengths.pairs is not None and trains_on_answers(job):
+        return _rows_of_pairs(job, lengths.pairs, samples, by_trainer)
     if len(lengths.counts) == 1 and (lengths.counts[0][0] == job.seq_len or not data.packing):
         return Rows((lengths.counts[0][0],), samples, by_trainer)
     order = _ordered(lengths, in_part=data.packing or data.group_by_length)
     known = by_trainer and lengths.order is not None and len(order) == samples
     if not data.packing and lengths.prompts is not None and lengths.order is not None:
-        return _with_prompts(lengths.order, lengths.prompts, samples, known)
+        return _with_prompts(job, lengths.order, lengths.prompts, samples, known)
     if not data.packing:
         return Rows(order, samples, known)
     packed = packed_rows(order, job.seq_len, data.packing_strategy, data.num_proc)
@@ -193,14 +228,51 @@ def _rows(job: Job, lengths: Lengths) -> Rows:
     return Rows(tuple(packed), total, known)
 
 
-def _with_prompts(order: tuple[int, ...], prompts: tuple[int, ...], samples: int | None, known: bool) -> Rows:
+def _with_prompts(job: Job, order: tuple[int, ...], prompts: tuple[int, ...], samples: int | None, known: bool) -> Rows:
     """As `_ordered` has them, a sample's prompt with it."""
-    if samples is None or samples >= len(order):
-        return Rows(order, samples, known, prompts)
+    places = _places(len(order), samples)
+    kept = [at for at in places if prompts[at] < min(order[at], job.seq_len)] if drops_unlabelled(job) else []
+    kept = kept or places
+    return Rows(_at(order, kept), _share(samples, kept, places), known, _at(prompts, kept))
+
+
+def drops_unlabelled(job: Job) -> bool:
+    """Whether samples whose prompt fills a row are dropped (trl/trainer/sft_trainer.py, `_prepare_dataset`)."""
+    if job.task != "sft" or not stack_of(job).labelled_only:
+        return False
+    from tunecast.tape.build.stacks import trl  # few jobs have prompts
+
+    return trl.release_of_job(job) >= trl.FUSED
+
+
+def _rows_of_pairs(job: Job, pairs: Pairs, samples: int | None, by_trainer: bool) -> Rows:
+    """Without those whose prompt fills a row: TRL drops them (trl/trainer/dpo_trainer.py, `_prepare_dataset`), and
+    refuses to train on nothing."""
+    listed = len(pairs.prompts)
+    places = _places(listed, samples)
+    kept = [at for at in places if pairs.prompts[at] < job.seq_len] or places
+    prompts, chosen, rejected = (_at(column, kept) for column in pairs)
+    longer, known = tuple(map(max, chosen, rejected)), by_trainer and samples == listed
+    return Rows(longer, _share(samples, kept, places), known, None, Pairs(prompts, chosen, rejected))
+
+
+def _places(listed: int, samples: int | None) -> Sequence[int]:
+    """Of the samples that stand for so many."""
+    return range(listed) if samples is None or samples >= listed else _drawn(listed, samples)
+
+
+def _share(samples: int | None, kept: Sequence[int], of: Sequence[int]) -> int | None:
+    return None if samples is None else max(1, round(samples * len(kept) / len(of)))
+
+
+def _drawn(listed: int, samples: int) -> list[int]:
     from random import Random  # few jobs draw
 
-    drawn = Random(0).sample(range(len(order)), min(samples, MOST_ROWS))
-    return Rows(tuple([order[at] for at in drawn]), samples, known, tuple([prompts[at] for at in drawn]))
+    return Random(0).sample(range(listed), min(samples, MOST_ROWS))
+
+
+def _at(column: Sequence[int], places: Iterable[int]) -> tuple[int, ...]:
+    return tuple([column[at] for at in places])
 
 
 def _ordered(lengths: Lengths, in_part: bool) -> tuple[int, ...]:
@@ -251,16 +323,32 @@ class _Sampler:
             found += self._drawn()
         return found[:wanted]
 
-    def prompts(self, epoch: int, order: Sequence[int]) -> list[int] | None:
-        """Of the rows that `order` gave, tokens without a label; where rows were drawn, their share of all tokens."""
+    def unlabelled(self, epoch: int, order: Sequence[int]) -> list[int] | None:
+        """Of the rows that `order` gave, tokens of a prompt that follow another; where rows were drawn, of their share
+        of all tokens."""
         lengths, prompts = self.rows.lengths, self.rows.prompts
         if prompts is None:
             return None
         if len(lengths) == self.rows.total and not self.job.data.group_by_length:
             own = _shuffled(prompts, self.job.data.seed + epoch, len(order))
-            return [min(prompt, length) for prompt, length in zip(own, order, strict=True)]
-        share = sum(prompts) / sum(lengths)
-        return [round(length * share) for length in order]
+        else:
+            share = sum(prompts) / sum(lengths)
+            own = [round(length * share) for length in order]
+        return [unlabelled_of(prompt, length) for prompt, length in zip(own, order, strict=True)]
+
+    def pairs(self, epoch: int, order: Sequence[int]) -> list[Pair] | None:
+        """Of the rows that `order` gave; where rows were drawn, each has the shares that the data set has."""
+        lengths, columns = self.rows.lengths, self.rows.pairs
+        if columns is None:
+            return None
+        if len(lengths) == self.rows.total and not self.job.data.group_by_length:
+            numbers = _shuffled(range(len(lengths)), self.job.data.seed + epoch, len(order))
+            return [self._pair(*[column[number] for column in columns]) for number in numbers]
+        shares = [sum(column) / sum(lengths) for column in columns]
+        return [self._pair(*[round(length * share) for share in shares]) for length in order]
+
+    def _pair(self, prompt: int, chosen: int, rejected: int) -> Pair:
+        return pair_of(self.job, prompt, chosen, rejected)
 
     def _drawn(self) -> list[int]:
         drawn = self._cut(self._generator().shuffled(self.rows.lengths))
@@ -281,7 +369,7 @@ class _Sampler:
         return self._own[0]
 
 
-def _shuffled(lengths: tuple[int, ...], seed: int, first: int) -> Sequence[int]:
+def _shuffled(lengths: tuple[int, ...] | range, seed: int, first: int) -> Sequence[int]:
     from tunecast.prediction.data.torch_random import Generator
 
     return (
@@ -290,7 +378,7 @@ def _shuffled(lengths: tuple[int, ...], seed: int, first: int) -> Sequence[int]:
 
 
 @lru_cache(maxsize=8)
-def _all_shuffled(lengths: tuple[int, ...], seed: int) -> list[int]:
+def _all_shuffled(lengths: tuple[int, ...] | range, seed: int) -> list[int]:
     """Kept for a while: rows come in one order whatever the micro-batch and the ranks, of which a plan tries many."""
     from tunecast.prediction.data.torch_random import Generator
 
@@ -316,10 +404,10 @@ def _by_rows(job: Job, rows: Rows, sampler: _Sampler, epoch: int, most: int) -> 
     size = job.micro_batch
     a_round = size * ranks_of(job)
     order = sampler.order(epoch, most * size)
-    prompts = sampler.prompts(epoch, order)
+    prompts, pairs = sampler.unlabelled(epoch, order), sampler.pairs(epoch, order)
     whole = len(order) == rows.total
 
-    def dealt(rows: list[int]) -> list[list[int]]:
+    def dealt(rows: list[T]) -> list[list[T]]:
         if whole and job.data.drop_last:
             rows = rows[: len(rows) // a_round * a_round] or rows[:size]
         elif whole and a_round > size:
@@ -330,6 +418,9 @@ def _by_rows(job: Job, rows: Rows, sampler: _Sampler, epoch: int, most: int) -> 
         return [rows[at : at + size] for at in range(0, len(rows), size)]
 
     batches = dealt(order)
+    if pairs is not None:
+        micros = [micro_batch_of(job, *each) for each in zip(batches, dealt(pairs), strict=True)]
+        return Dealt(micros, [sum(batch) for batch in batches], whole)
     unlabelled = None if prompts is None else [sum(batch) for batch in dealt(prompts)]
     return Dealt(_padded(job, batches, unlabelled), [sum(batch) for batch in batches], whole)
 
@@ -377,6 +468,24 @@ def _padded(job: Job, batches: Sequence[Sequence[int]], unlabelled: Sequence[int
     if unlabelled is None:
         return found
     return [micro._replace(padding=micro.padding + more) for micro, more in zip(found, unlabelled, strict=True)]
+
+
+def unlabelled_of(prompt: int, length: int) -> int:
+    """Of the tokens of a row that follow another."""
+    return max(0, min(prompt, length) - 1)
+
+
+def pair_of(job: Job, prompt: int, chosen: int, rejected: int) -> Pair:
+    """The token behind one that begins a row is the first that has a label."""
+    chosen, rejected, unlabelled = min(chosen, job.seq_len), min(rejected, job.seq_len), max(1, prompt)
+    return Pair(min(chosen, rejected), max(0, chosen - unlabelled), max(0, rejected - unlabelled))
+
+
+def micro_batch_of(job: Job, longer: Sequence[int], pairs: Sequence[Pair]) -> MicroBatch:
+    """`longer`: of each pair, the tokens of its longer answer."""
+    length = padded(max(longer), job.data.pad_to_multiple_of)
+    answers = sum(pair.chosen for pair in pairs), sum(pair.rejected for pair in pairs)
+    return MicroBatch(len(pairs), length, min(pair.shorter for pair in pairs) < length, 0, answers)
 
 
 def padded(length: int, multiple: int | None) -> int:

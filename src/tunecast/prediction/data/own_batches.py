@@ -24,7 +24,17 @@ from typing import Any
 from tunecast.job.job import Job
 from tunecast.job.lengths import Lengths, sample_lengths
 from tunecast.job.stacks import stack_of
-from tunecast.prediction.data.batches import MicroBatch, batches_of, evaluates, padded, steps_between_evaluations
+from tunecast.prediction.data.batches import (
+    MicroBatch,
+    batches_of,
+    evaluates,
+    micro_batch_of,
+    padded,
+    pair_of,
+    steps_between_evaluations,
+    trains_on_answers,
+    unlabelled_of,
+)
 from tunecast.prediction.data.lengths import epoch_of, evaluated_rows, total_steps
 from tunecast.records import NamedTuple, replace, replace_unchecked
 from tunecast.tape.build.job_runs import evaluated, fold_job
@@ -32,6 +42,7 @@ from tunecast.tape.build.micro_batches import MicroBatchStructures, micro_batch_
 from tunecast.tape.build.sharding.scheme import ranks_of
 from tunecast.tape.card import Card
 from tunecast.tape.compose import EVALUATION, Composed, NotComposable, again_of, compose
+from tunecast.tape.compose import MicroBatch as ComposedBatch
 from tunecast.tape.fold import Folded
 from tunecast.tape.op import Tape
 from tunecast.tape.shorten import STEPS
@@ -145,8 +156,8 @@ def _composed(
 ) -> tuple[tuple[Composed, ...], int, int]:
     structures: dict[tuple[int, bool], MicroBatchStructures | None] = {}
 
-    def structure_of(turns: int, micro: tuple[int, int, bool, int]) -> tuple[Structure, Sequence[int]] | None:
-        rows, length, masked, padding = micro
+    def structure_of(turns: int, micro: ComposedBatch) -> tuple[Structure, Sequence[int]] | None:
+        rows, length, masked, padding, answers = micro
         if (turns, masked) not in structures:
             like, evaluates = replace_unchecked(job, grad_accum=max(1, turns)), turns == EVALUATION
             like = evaluated(like) if evaluates else like
@@ -154,7 +165,7 @@ def _composed(
                 like, config, card, masked=masked, evaluates=evaluates, most=budget.structures
             )
         found = structures[turns, masked]
-        return None if found is None else found.of(rows, length, padding)
+        return None if found is None else found.of(rows, length, padding, answers)
 
     usual = min(job.grad_accum, USUAL_TURNS)
     one = structure_of(usual, largest)
@@ -207,14 +218,20 @@ def evaluation_batches(job: Job, lengths: Lengths) -> list[MicroBatch]:
     step = max(1, len(order) // samples) if lengths.order is None else 1
     own = [min(length, job.seq_len) for length in order[: samples * step : step]]
     prompts = lengths.prompts or [0] * len(own)
+    pairs = None
+    if lengths.pairs is not None and trains_on_answers(job):
+        pairs = [pair_of(job, *each) for each in zip(*lengths.pairs, strict=True)][: samples * step : step]
     found: list[MicroBatch] = []
     for at in range(0, len(own), job.run.eval_batch):
         rows = own[at : at + job.run.eval_batch]
-        length = padded(max(rows), job.data.pad_to_multiple_of)
-        padding = len(rows) * length - sum(rows)
-        unlabelled = sum(map(min, prompts[at : at + len(rows)], rows))
-        micro = MicroBatch(len(rows), length, padding > 0, padding + unlabelled)
-        if len(found) < 2 or all(len(rows) * length > one.rows * one.length for one in found):
+        if pairs is not None:
+            micro = micro_batch_of(job, rows, pairs[at : at + len(rows)])
+        else:
+            length = padded(max(rows), job.data.pad_to_multiple_of)
+            padding = len(rows) * length - sum(rows)
+            unlabelled = sum(map(unlabelled_of, prompts[at : at + len(rows)], rows))
+            micro = MicroBatch(len(rows), length, padding > 0, padding + unlabelled)
+        if len(found) < 2 or all(micro.rows * micro.length > one.rows * one.length for one in found):
             found.append(micro)
     return found
 

@@ -265,7 +265,7 @@ def build(
     job: Job, config: Mapping[str, Any], lengths: Sequence[int], card: Card,
     *, keeps_ops: bool = True, standing: Standing | None = None, priced_from: int = 0,
     written: Callable[[Any], int] | None = None, masked: bool = False, evaluates: bool = False,
-    padding: int = 0, for_memory: bool = True,
+    padding: int = 0, answers: tuple[int, int] | None = None, for_memory: bool = True,
 ) -> Tape:  # fmt: skip
     """The tape of one optimizer step for each of `lengths`; see `Detail` for how much of it is written down.
     `written` says how a request's size is written down where it is no number. `masked`: batches have padding, or
@@ -274,7 +274,7 @@ def build(
     stack = program_of(job)
     machine = paper_machine(
         job, config, card, Detail(keeps_ops, priced_from, standing, for_memory),
-        masked=masked, padding=padding, evaluates=evaluates,
+        masked=masked, padding=padding, answers=answers, evaluates=evaluates,
     )  # fmt: skip
     if machine.pictures is not None:
         from tunecast.job.images import require_room
@@ -360,6 +360,7 @@ def _run_in_order(request: BuildRequest, lengths: list[int], order: list[int]) -
                 request.job, config, lengths, request.card, keeps_ops=keeps_ops, standing=standing,
                 priced_from=min(1, len(lengths) - 1), written=None if guards is None else guards.place,
                 masked=request.masked, evaluates=request.evaluates, padding=request.padding,
+                answers=request.answers,
                 for_memory=request.contents is not Contents.OPERATIONS,
             )  # fmt: skip
             rows = folded_program(tape, None if standing is None else standing.whole, order)

@@ -64,6 +64,8 @@ class Setup(NamedTuple):
     """Samples that begin within a batch's one row, which brings positions in place of a mask."""
     padding: int = 0
     """Tokens of a batch that have no label, where the loss leaves them out (`chunked.py`)."""
+    answers: tuple[int, int] | None = None
+    """Labels of a batch's chosen and of its rejected answers (`tasks/preference.py`); None: not counted."""
     evaluates: bool = False
     """Batches are evaluated on instead of trained on."""
     kernels: tuple[str, ...] = ()
@@ -100,7 +102,8 @@ class Machine(HostNotes):
         super().__init__(detail.keeps_ops, detail.priced_from)
         self.card, self._scheme_of = card, scheme_of
         self.weights_dtype, self.attention, self.torch, self.era, self.reentrant = setup[:5]
-        self.ends, self.masked, self.packs, self.padding, self.evaluates, self.kernels = setup[5:11]
+        self.ends, self.masked, self.packs, self.padding, self.answers = setup[5:10]
+        self.evaluates, self.kernels = setup.evaluates, setup.kernels
         self.pictures = setup.pictures
         self.is_flash = is_flash(self.attention)
         """Attention draws no mask of all pairs."""

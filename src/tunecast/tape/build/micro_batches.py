@@ -11,12 +11,12 @@ from tunecast.job.job import Job
 from tunecast.records import replace_unchecked
 from tunecast.tape.build.fill_in import fill_in
 from tunecast.tape.build.job_runs import SHARED, Builder
-from tunecast.tape.build.request import BuildRequest, Contents, structure_key
+from tunecast.tape.build.request import BuildRequest, Contents, counted, structure_key
 from tunecast.tape.build.sharding.layers import candidates
 from tunecast.tape.build.stacks import program_of
 from tunecast.tape.card import Card
 from tunecast.tape.pattern import Values
-from tunecast.tape.structure import Structure
+from tunecast.tape.structure import COUNTED, Structure
 
 
 def micro_batch_structures(
@@ -40,8 +40,7 @@ class MicroBatchStructures:
         """At most so many are built; beyond, the nearest one stands in."""
         self._builder, self._request, self._most = builder, request, most
         self._key = structure_key(request, per_micro_batch=True)
-        _, _, *rest, _ = request.values
-        self._rest = tuple(rest)
+        self._rest = request.values[2:-COUNTED]
         keys = [self._key]
         if not request.masked and not request.evaluates:
             whole = self._key._replace(per_micro_batch=False)
@@ -51,26 +50,29 @@ class MicroBatchStructures:
         self.strangers = 0
         """Micro-batches that another structure stands in for, since there are too many."""
 
-    def of(self, rows: int, length: int, padding: int = 0) -> tuple[Structure, tuple[int, ...]] | None:
+    def of(
+        self, rows: int, length: int, padding: int = 0, answers: tuple[int, int] | None = None
+    ) -> tuple[Structure, tuple[int, ...]] | None:
         """The structure of such a micro-batch and the values of its expressions; None where a plain number is needed
         somewhere, or the job is refused with such rows."""
-        values = (rows, length, *self._rest, padding)
+        values = (rows, length, *self._rest, *counted(padding, answers))
         structure = self._among_known(values)
         if structure is None and not self._builder.needs_numbers(self._key):
             if self._built >= self._most:
                 return self._stand_in(values, rows * length)
-            structure = self._build(values, rows, length, padding)
+            job = replace_unchecked(self._request.job, micro_batch=rows)
+            request = self._request._replace(job=job, length=length, padding=padding, answers=answers)
+            structure = self._build(values, request)
         return None if structure is None else (structure, structure.sizes(values))
 
-    def _build(self, values: Values, rows: int, length: int, padding: int) -> Structure | None:
+    def _build(self, values: Values, request: BuildRequest) -> Structure | None:
         self._built += 1
-        job = replace_unchecked(self._request.job, micro_batch=rows)
         with contextlib.suppress(TunecastError):
-            self._builder.build(self._key, self._request._replace(job=job, length=length, padding=padding), sized=False)
+            self._builder.build(self._key, request, sized=False)
             self._known += [each for each in self._builder.structures(self._key) if each not in self._known]
             structure = self._among_known(values)
             if structure is not None:
-                structure.tokens = rows * length
+                structure.tokens = request.job.micro_batch * request.length
             return structure
         return None
 

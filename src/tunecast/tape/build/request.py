@@ -43,6 +43,8 @@ class BuildRequest(NamedTuple):
     """Not a training step, but a batch that is evaluated on."""
     padding: int = 0
     """Tokens without a label, where the loss leaves them out."""
+    answers: tuple[int, int] | None = None
+    """Of preferences, labels of the chosen and of the rejected answers, where they are counted."""
     guards: Guards | None = None
 
     @property
@@ -50,7 +52,8 @@ class BuildRequest(NamedTuple):
         """Of `structure.SYMBOLS`, in that order."""
         job, card = self.job, self.card
         sizes = job.micro_batch, self.length, job.seq_len, job.lora.rank
-        return (*sizes, card.sm_count, card.capability, card.total_bytes, *cards_of(job), self.padding)
+        on_card = card.sm_count, card.capability, card.total_bytes
+        return (*sizes, *on_card, *cards_of(job), *counted(self.padding, self.answers))
 
     def with_symbols(self, guards: Guards) -> BuildRequest:
         job, card = self.job, self.card
@@ -71,9 +74,20 @@ class BuildRequest(NamedTuple):
                 total_bytes=guards.fact("card_bytes", card.total_bytes),
             ),
             length=guards.symbol("length", self.length),
-            padding=guards.symbol("padding", self.padding) if self.padding else 0,
+            padding=guards.count("padding", self.padding),
+            answers=self._answers(guards),
             guards=guards,
         )
+
+    def _answers(self, guards: Guards) -> tuple[int, int] | None:
+        _, *answers = counted(self.padding, self.answers)
+        chosen, rejected = map(guards.count, ("chosen", "rejected"), answers)
+        return None if self.answers is None else (chosen, rejected)
+
+
+def counted(padding: int, answers: tuple[int, int] | None) -> tuple[int, int, int]:
+    """What is counted of a batch, as `structure.SYMBOLS` ends with."""
+    return (padding, *(answers or (0, 0)))
 
 
 class StructureKey(NamedTuple):

@@ -103,9 +103,10 @@ def dpo_loss(job: Job, model: Any, reference: Reference, inputs: Batch) -> Tenso
     """`_compute_loss` with loss_type sigmoid."""
     machine = model.machine
     completion_mask = inputs[2]
-    rows, length = completion_mask.shape
+    length = completion_mask.shape[1]
     halves, seq_len = [job.micro_batch] * 2, length - 1
-    count = labelled(job, rows, length)
+    of_chosen, of_rejected = machine.answers or [labelled(job, half, length) for half in halves]
+    count = of_chosen + of_rejected
     shift_completion_mask = completion_mask[..., 1:length]
     labels = labels_of(inputs[0], completion_mask)
     begin_pass(machine)
@@ -138,10 +139,9 @@ def dpo_loss(job: Job, model: Any, reference: Reference, inputs: Batch) -> Tenso
     inputs[1].sum(range(2)).sum(())
     chosen_mean_logits, rejected_mean_logits = narrow(outputs.mean_logits, 1, 0, seq_len).split(halves, 0)
     chosen_mask, rejected_mask = shift_completion_mask.split(halves, 0)
-    half = labelled(job, job.micro_batch, length)
-    total_chosen_logits = where(chosen_mean_logits, chosen_mask.to(BOOL), half).sum(0)
+    total_chosen_logits = where(chosen_mean_logits, chosen_mask.to(BOOL), of_chosen).sum(0)
     total_chosen_tokens = chosen_mask.sum(range(2))
-    total_rejected_logits = where(rejected_mean_logits, rejected_mask.to(BOOL), half).sum(0)
+    total_rejected_logits = where(rejected_mean_logits, rejected_mask.to(BOOL), of_rejected).sum(0)
     total_rejected_tokens = rejected_mask.sum(range(2))
     for total in (total_chosen_logits, total_chosen_tokens, total_rejected_logits, total_rejected_tokens):
         total.sum(())
