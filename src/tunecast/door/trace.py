@@ -134,13 +134,14 @@ class ScriptTrace(Prediction):
         )  # fmt: skip
         self.on_cards = tracer.on_cards(tape, run, answer, gpu, cluster)
         """By the number of the card; `on_card` is the fullest of them."""
+        timed = answer.steps and len(self.on_cards) == 1
         super().__init__(
             None,
             None,
             max(self.on_cards.values(), key=lambda one: (not one.fits, one.device.nbytes)),
             assumptions=[run.told, *tracer.assumptions(), *of_several_cards(self.on_cards, tracer.gpus)],
             warnings=warnings_of(answer),
-            clock=None if len(self.on_cards) > 1 else lambda _: self._script_clock.timing(gpu, cluster),
+            clock=(lambda _: self._script_clock.timing(gpu, cluster)) if timed else None,
         )
 
     def on(self, gpu: Gpu, cluster: Cluster | None = None) -> ScriptTrace:
