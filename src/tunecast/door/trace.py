@@ -58,6 +58,9 @@ from tunecast.tape.trace.run import ScriptFailed, trace_script
 ALLOC_CONF = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """The newer name wins where both are set."""
 MOST_BLOCKS = 20
+MOST_STEPS_AGAIN = 16
+"""Steps that are traced in a second run, since the first skipped them and does not show what they do: the last batch of
+an epoch, where gradients accumulate. As many as a run of random lengths has traced anyway."""
 MOST_LAUNCHES = 3
 """Launchers that start each other, followed one by one."""
 
@@ -330,6 +333,12 @@ class ScriptTracer:
         except NotComposable as error:
             tape, answer = _traced(*asked, quiet=True, skips=False)
             run = script_run(tape, replace(answer, all_traced=str(error)), self.steps)
+        if 0 < len(run.steps_not_shown) <= MOST_STEPS_AGAIN and not answer.too_long:
+            found, told = _traced(*asked, quiet=True, traced_steps=run.steps_not_shown)
+            with contextlib.suppress(NotComposable):
+                shown = script_run(found, told, self.steps)
+                if not told.too_long and len(shown.steps_not_shown) < len(run.steps_not_shown):
+                    tape, answer, run = found, told, shown
         unseen = () if self.gpus else cards_unseen(launch)
         whole = replace(tape, guesses=(*tape.guesses, *answer.untraced, *run.guesses, *unseen))
         return ScriptTrace(self, whole, run, answer, card, card, _others(launch, card))
@@ -434,11 +443,12 @@ def _traced(
     progress: Callable[[float], None] | None,
     quiet: bool,
     skips: bool = True,
+    traced_steps: Sequence[int] = (),
 ) -> tuple[Tape, Answer]:
     try:
         return trace_script(
             launch.script, launch.args, card_of(gpu), as_module=launch.as_module, steps=steps or 0, whole=steps is None,
-            skips=skips, nproc_per_node=launch.nproc_per_node or 1, nnodes=launch.nnodes or 1, gpus=gpus,
+            skips=skips, traced_steps=traced_steps, nproc_per_node=launch.nproc_per_node or 1, nnodes=launch.nnodes or 1, gpus=gpus,
             rank_variables=launch.rank_variables, environment=launch.environment, cwd=launch.folder, models=models,
             overrides=overrides, allocator=allocator, python=python, limits=limits, progress=progress, quiet=quiet,
         )  # fmt: skip

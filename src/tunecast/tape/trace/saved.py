@@ -65,7 +65,7 @@ class Saved:
         return LINE + str(len(self._contents) - 1).encode()
 
     def load(self, contents: Any, place: Place) -> Any:
-        """Each storage goes where it belongs as a whole, and tensors are views of it (torch/serialization.py, `_load`)."""
+        """Each storage goes where it belongs as a whole; tensors are views of it (torch/serialization.py, `_load`)."""
         storages: dict[int, torch.Tensor] = {}
 
         def again(leaf: Any) -> Any:
