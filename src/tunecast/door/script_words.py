@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from tunecast.door.launchers import ScriptLaunch
 from tunecast.errors import DEBUG
@@ -14,6 +14,8 @@ from tunecast.tape.op import Alloc, Begin, Phase, Tape
 from tunecast.tape.trace.request import Answer
 
 DEFAULT_GPU = "h200-sxm-141gb"
+COMPARED = "a number compared at "
+"""How such a guess begins (tape/trace/unread.py, values.py)."""
 NO_TIME = "no time is predicted for several cards in one process"
 
 
@@ -45,8 +47,14 @@ def assumptions_of(launch: ScriptLaunch, gpu: str | None, conf: str | None, rese
     return told
 
 
-def warnings_of(answer: Answer) -> list[str]:
+def warnings_of(answer: Answer, guesses: Sequence[str], total_steps: int | None) -> list[str]:
     told = []
+    decides = any(guess.startswith(COMPARED) for guess in guesses)
+    if decides and answer.finished and total_steps is None and answer.facts.total_steps is None:
+        told.append(
+            f"the run took {answer.steps} steps with guessed numbers compared on the way; if one of them decides when "
+            "it ends (early stopping), --total-steps N says how long it is"
+        )
     if answer.steps == 1 and answer.error is None:
         told.append(
             "the script took one optimizer step; an optimizer's state exists from the second on, "

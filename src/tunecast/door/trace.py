@@ -143,7 +143,7 @@ class ScriptTrace(Prediction):
             None,
             max(self.on_cards.values(), key=lambda one: (not one.fits, one.device.nbytes)),
             assumptions=[run.told, *tracer.assumptions(), *of_several_cards(self.on_cards, tracer.gpus)],
-            warnings=warnings_of(answer),
+            warnings=warnings_of(answer, tape.guesses, tracer.total_steps),
             clock=(lambda _: self._script_clock.timing(gpu, cluster)) if timed else None,
         )
 
@@ -448,8 +448,9 @@ def _traced(
     try:
         return trace_script(
             launch.script, launch.args, card_of(gpu), as_module=launch.as_module, steps=steps or 0, whole=steps is None,
-            skips=skips, traced_steps=traced_steps, nproc_per_node=launch.nproc_per_node or 1, nnodes=launch.nnodes or 1, gpus=gpus,
-            rank_variables=launch.rank_variables, environment=launch.environment, cwd=launch.folder, models=models,
+            skips=skips, traced_steps=traced_steps, nproc_per_node=launch.nproc_per_node or 1,
+            nnodes=launch.nnodes or 1, gpus=gpus, rank_variables=launch.rank_variables,
+            environment=launch.environment, cwd=launch.folder, models=models,
             overrides=overrides, allocator=allocator, python=python, limits=limits, progress=progress, quiet=quiet,
         )  # fmt: skip
     except ScriptFailed as error:

@@ -7,7 +7,18 @@ from itertools import pairwise
 
 from tunecast.records import NamedTuple
 from tunecast.tape.op import Free, Phase, Tape
-from tunecast.tape.units import BACKWARD, CALL, FREE_OTHER, GAP, BlockOrigin, Origins, Placed, Samples, UnitOrder, shape_of
+from tunecast.tape.units import (
+    BACKWARD,
+    CALL,
+    FREE_OTHER,
+    GAP,
+    BlockOrigin,
+    Origins,
+    Placed,
+    Samples,
+    UnitOrder,
+    shape_of,
+)
 from tunecast.tape.whole_parts import Chosen, RunPart, UnitTemplate, before, tokens
 
 STEPS = ("step", "scaled_step")

@@ -159,8 +159,8 @@ def accumulation():
 
 
 def loss_module():
-    """The loss is a module of its own; casts of biases live until autocast ends, after both. The last batch of an epoch,
-    second of its step, is short, and a validation follows."""
+    """The loss is a module of its own; casts of biases live until autocast ends, after both. The last batch of an
+    epoch, second of its step, is short, and a validation follows."""
     model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10)).cuda()
     optimizer, criterion = torch.optim.AdamW(model.parameters()), nn.CrossEntropyLoss()
     for _ in range(2):

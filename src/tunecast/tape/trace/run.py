@@ -64,6 +64,9 @@ OFFLINE = {
     "TORCHINDUCTOR_COMPILE_THREADS": "1",
 }
 
+FAILS_WHERE_SKIPPED = "the script fails where calls of the model are skipped"
+FAILS_EITHER_WAY = "the script fails, so it was run again with nothing skipped"
+
 Progress = Callable[[float], None]
 """Called several times a second with the seconds passed."""
 
@@ -149,8 +152,9 @@ def trace_script(
     if whole and gpus > 1:
         answer = replace(answer, all_traced="it uses several cards in one process")
     if answer.error is not None and answer.skipped:  # perhaps for what the skipped calls returned
-        tape, answer = ask(skips=False)
-        answer = replace(answer, all_traced="the script fails where calls of the model are skipped")
+        tape, again = ask(skips=False)
+        fails_too = again.error is not None
+        answer = replace(again, all_traced=FAILS_EITHER_WAY if fails_too else FAILS_WHERE_SKIPPED)
     if tape is None:
         raise _failure(answer)
     return tape, answer
