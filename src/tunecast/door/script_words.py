@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 
 from tunecast.door.launchers import ScriptLaunch
@@ -16,6 +17,11 @@ from tunecast.tape.trace.request import Answer
 DEFAULT_GPU = "h200-sxm-141gb"
 COMPARED = "a number compared at "
 """How such a guess begins (tape/trace/unread.py, values.py)."""
+CATCHES = re.compile(
+    r"^\s*except\b.*(OutOfMemoryError|OOM)|out of memory[\"'] in|find_executable_batch_size"
+    r"|auto_find_batch_size(?!\s*=\s*False)"
+)
+"""How programs say what they do when memory runs out."""
 NO_TIME = "no time is predicted for several cards in one process"
 
 
@@ -61,6 +67,19 @@ def warnings_of(answer: Answer, guesses: Sequence[str], total_steps: int | None)
             "so longer training may need more"
         )
     return told
+
+
+def retry_warnings(launch: ScriptLaunch, fits: bool) -> list[str]:
+    """What does not fit may be a first try only, after which the script goes on with less."""
+    path = os.path.join(launch.folder or "", launch.script)
+    if fits or not os.path.isfile(path):
+        return []
+    with open(path, encoding="utf-8", errors="replace") as file:
+        line = next((number for number, text in enumerate(file, 1) if CATCHES.search(text)), 0)
+    if not line and not any(CATCHES.search(word) for word in launch.args):
+        return []
+    where = f"{launch.script}:{line}" if line else "its arguments"
+    return [f"the script goes on with less where memory runs out ({where}); while tracing it never does: its first try"]
 
 
 def unresolved(tape: Tape, answer: Answer) -> str:

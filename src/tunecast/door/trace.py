@@ -21,6 +21,7 @@ from tunecast.door.script_words import (
     failure_words,
     in_short,
     of_several_cards,
+    retry_warnings,
     unresolved,
     warnings_of,
 )
@@ -138,12 +139,14 @@ class ScriptTrace(Prediction):
         self.on_cards = tracer.on_cards(tape, run, answer, gpu, cluster)
         """By the number of the card; `on_card` is the fullest of them."""
         timed = answer.steps and len(self.on_cards) == 1
+        fullest = max(self.on_cards.values(), key=lambda one: (not one.fits, one.device.nbytes))
+        warned = warnings_of(answer, tape.guesses, tracer.total_steps)
         super().__init__(
             None,
             None,
-            max(self.on_cards.values(), key=lambda one: (not one.fits, one.device.nbytes)),
+            fullest,
             assumptions=[run.told, *tracer.assumptions(), *of_several_cards(self.on_cards, tracer.gpus)],
-            warnings=warnings_of(answer, tape.guesses, tracer.total_steps),
+            warnings=[*warned, *retry_warnings(self.launch, fullest.fits)],
             clock=(lambda _: self._script_clock.timing(gpu, cluster)) if timed else None,
         )
 
