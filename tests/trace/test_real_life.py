@@ -52,6 +52,27 @@ def test_what_scripts_do_beside_training(folder: Path) -> None:
     assert any("only printed" in text for text in found.assumptions)
 
 
+IN_BACKWARD = """
+import torch
+model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 1)).cuda()
+def step(each, of={}):
+    optimizer = of.setdefault(each, torch.optim.Adam([each]))
+    optimizer.step()
+    optimizer.zero_grad()
+for each in model.parameters():
+    each.register_post_accumulate_grad_hook(step)
+for _ in range(3):
+    model(torch.ones(2, 64, device="cuda")).sum().backward()
+"""
+
+
+def test_optimizers_that_step_in_the_backward_pass_train(folder: Path) -> None:
+    (folder / "train.py").write_text(IN_BACKWARD)
+    found = trace(["train.py"], python=sys.executable)
+    assert (found.answer.steps, found.on_card.unresolved, found.trace.word) == (3, "", "exact")
+    assert found.time is not None and found.time.steps == 3
+
+
 def line_of(text: str) -> str:
     lines = (SCRIPTS / "real_life.py").read_text().splitlines()
     return f"real_life.py:{next(number for number, line in enumerate(lines, 1) if text in line)}"

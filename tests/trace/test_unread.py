@@ -42,3 +42,12 @@ def test_a_number_that_is_told_is_no_guess(tmp_path: Path) -> None:
 def test_a_number_that_decides_is_a_guess(tmp_path: Path) -> None:
     found = guesses(f"{LOOP}if total / 2 < best:\n    best = total\n", tmp_path)
     assert found == ("a number compared at train.py:14 is not known; taken as 0.16665",)
+
+
+def test_a_tensor_that_decides_is_one_too(tmp_path: Path) -> None:
+    """`assert` goes on; a loop until a number is small enough ends."""
+    decides = "assert loss < 1e6 and not loss > 100\nwhile loss > 1e-6:\n    loss = loss / 2\n"
+    assert guesses(LOOP + decides, tmp_path) == (
+        "a number compared at train.py:14 is not known; taken as 1 (2 times)",
+        "a number compared at train.py:15 is not known; taken as 1",
+    )

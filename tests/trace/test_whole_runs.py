@@ -37,6 +37,7 @@ def phases(found: ScriptTrace) -> dict[str, int]:
         ("loss_outside", 10),
         ("scaler", 10),
         ("accumulation", 4),
+        ("loss_module", 8),
         ("unfreezing", 5),
         ("zeros", 3),
         ("without_zero_grad", 0),

@@ -12,6 +12,7 @@ import pytest
 from tunecast.cli import main as cli
 from tunecast.door import trace
 from tunecast.errors import NotResolved
+from tunecast.records import replace
 from tunecast.tape.cards import STREAMS_PER_CARD
 from tunecast.tape.op import Alloc, Begin, Op, Phase, Role, Tape, Unit
 from tunecast.tape.trace.request import Answer
@@ -105,6 +106,35 @@ def test_an_accelerate_file(shell: Any, asked: dict[str, Any]) -> None:
     assert asked["nproc_per_node"] == 4
     assert asked["environment"]["ACCELERATE_MIXED_PRECISION"] == "fp16", "the traced process inherits it"
     assert "ACCELERATE_MIXED_PRECISION" not in os.environ, "who asks does not keep it"
+
+
+CATCHING = "try: train(64)\nexcept torch.cuda.OutOfMemoryError: train(32)\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "args", "where"),
+    [
+        (CATCHING, (), "(train.py:2)"),
+        ("if 'out of memory' in str(error):", (), "(train.py:1)"),
+        ("", ("--auto_find_batch_size",), "(its arguments)"),
+        ("args = TrainingArguments(auto_find_batch_size=False)", (), ""),
+    ],
+)
+def test_what_does_not_fit_may_be_a_first_try(text: str, args: tuple[str, ...], where: str, shell: Any) -> None:
+    Path("train.py").write_text(text)
+    said = json.loads(shell("--json", "--capacity", "0.1", "--", "train.py", *args)[1])["warnings"]
+    assert [where in each for each in said if "goes on with less where memory runs out" in each] == [True] * bool(where)
+    assert "goes on with less" not in shell("--json", "--", "train.py", *args)[1], "it fits"
+
+
+def test_a_number_that_may_end_the_run(shell: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    guess = "a number compared at train.py:9 is not known; taken as 1 (4 times)"
+    monkeypatch.setattr(f"{__name__}.TAPE", replace(TAPE, guesses=(guess,)))
+    assert "--total-steps N says how long it is" in " ".join(
+        json.loads(shell("--json", "--", "train.py")[1])["warnings"]
+    )
+    told = json.loads(shell("--json", "--total-steps", "9", "--", "train.py")[1])["warnings"]
+    assert "--total-steps" not in " ".join(told)
 
 
 def test_models_are_offered_by_the_names_scripts_use(shell: Any, asked: dict[str, Any]) -> None:

@@ -182,6 +182,16 @@ import signal
 for pid in (int(os.environ["OUTSIDE"]), os.getppid()):
     tried("kill", c.kill(pid, signal.SIGKILL)); tried("pidfd", c.syscall(424, c.syscall(434, pid, 0), 9, None, 0))
 tried("prlimit", c.prlimit(int(os.environ["OUTSIDE"]), 7, struct.pack("=QQ", 3, 3), None))
+F_SETFL, F_SETOWN, F_SETSIG, F_SETOWN_EX = 4, 8, 10, 15
+pid = int(os.environ["OUTSIDE"])
+tried("priority", c.setpriority(0, pid, 19)); tried("of the user", c.setpriority(2, 0, 19))
+tried("affinity", c.sched_setaffinity(pid, 8, struct.pack("=Q", 1)))
+tried("policy", c.sched_setscheduler(pid, 3, struct.pack("=i", 0)))
+os.nice(1); os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+for command, owner in ((F_SETOWN, pid), (F_SETOWN_EX, struct.pack("=ii", 1, pid))):
+    read, write = os.pipe()
+    tried("owner of a pipe", c.fcntl(read, command, owner))
+    c.fcntl(read, F_SETSIG, signal.SIGKILL); c.fcntl(read, F_SETFL, os.O_ASYNC); os.write(write, b"x")
 """
 NETWORK = {
     "connect of C": "fd = c.socket(2, 1, 0); tried('connect', c.connect(fd, address(), 16)); c.send(fd, b'x', 1, 0)",
@@ -328,16 +338,26 @@ def test_the_other_walls_stand_without_it(wall: str, place: Place) -> None:
     assert verdict.code == 0, said
 
 
-@pytest.mark.parametrize("wall", ["none broken", *WALLS])
+WITH_ALL_RIGHTS = "from tunecast.tape.trace.kernel import restrict; restrict.give_up_capabilities = lambda *given: None"
+"""A user's processes have no rights that those of a script lack; root's do."""
+
+
+@pytest.mark.parametrize("wall", ["none broken", "all rights", *WALLS])
 def test_no_other_process_is_touched(wall: str, place: Place) -> None:
     import resource
 
     outside = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     try:
-        before = resource.prlimit(outside.pid, resource.RLIMIT_NOFILE)
-        verdict, said = ran(place, SIGNALS, OUTSIDE=str(outside.pid), BROKEN_WALL=WALLS.get(wall, ""))
+
+        def state() -> tuple[object, ...]:
+            pid = outside.pid
+            scheduled = os.sched_getaffinity(pid), os.sched_getscheduler(pid), os.getpriority(os.PRIO_PROCESS, pid)
+            return resource.prlimit(pid, resource.RLIMIT_NOFILE), *scheduled
+
+        before, broken = state(), {**WALLS, "all rights": WITH_ALL_RIGHTS}.get(wall, "")
+        verdict, said = ran(place, SIGNALS, OUTSIDE=str(outside.pid), BROKEN_WALL=broken)
         assert verdict.code == 0, said
-        assert outside.poll() is None and resource.prlimit(outside.pid, resource.RLIMIT_NOFILE) == before
+        assert outside.poll() is None and state() == before
     finally:
         outside.kill()
         outside.wait()

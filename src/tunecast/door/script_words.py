@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 
 from tunecast.door.launchers import ScriptLaunch
 from tunecast.errors import DEBUG
@@ -14,6 +15,13 @@ from tunecast.tape.op import Alloc, Begin, Phase, Tape
 from tunecast.tape.trace.request import Answer
 
 DEFAULT_GPU = "h200-sxm-141gb"
+COMPARED = "a number compared at "
+"""How such a guess begins (tape/trace/unread.py, values.py)."""
+CATCHES = re.compile(
+    r"^\s*except\b.*(OutOfMemoryError|OOM)|out of memory[\"'] in|find_executable_batch_size"
+    r"|auto_find_batch_size(?!\s*=\s*False)"
+)
+"""How programs say what they do when memory runs out."""
 NO_TIME = "no time is predicted for several cards in one process"
 
 
@@ -45,14 +53,33 @@ def assumptions_of(launch: ScriptLaunch, gpu: str | None, conf: str | None, rese
     return told
 
 
-def warnings_of(answer: Answer) -> list[str]:
+def warnings_of(answer: Answer, guesses: Sequence[str], total_steps: int | None) -> list[str]:
     told = []
+    decides = any(guess.startswith(COMPARED) for guess in guesses)
+    if decides and answer.finished and total_steps is None and answer.facts.total_steps is None:
+        told.append(
+            f"the run took {answer.steps} steps with guessed numbers compared on the way; if one of them decides when "
+            "it ends (early stopping), --total-steps N says how long it is"
+        )
     if answer.steps == 1 and answer.error is None:
         told.append(
             "the script took one optimizer step; an optimizer's state exists from the second on, "
             "so longer training may need more"
         )
     return told
+
+
+def retry_warnings(launch: ScriptLaunch, fits: bool) -> list[str]:
+    """What does not fit may be a first try only, after which the script goes on with less."""
+    path = os.path.join(launch.folder or "", launch.script)
+    if fits or not os.path.isfile(path):
+        return []
+    with open(path, encoding="utf-8", errors="replace") as file:
+        line = next((number for number, text in enumerate(file, 1) if CATCHES.search(text)), 0)
+    if not line and not any(CATCHES.search(word) for word in launch.args):
+        return []
+    where = f"{launch.script}:{line}" if line else "its arguments"
+    return [f"the script goes on with less where memory runs out ({where}); while tracing it never does: its first try"]
 
 
 def unresolved(tape: Tape, answer: Answer) -> str:

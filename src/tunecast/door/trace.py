@@ -21,6 +21,7 @@ from tunecast.door.script_words import (
     failure_words,
     in_short,
     of_several_cards,
+    retry_warnings,
     unresolved,
     warnings_of,
 )
@@ -58,6 +59,9 @@ from tunecast.tape.trace.run import ScriptFailed, trace_script
 ALLOC_CONF = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """The newer name wins where both are set."""
 MOST_BLOCKS = 20
+MOST_STEPS_AGAIN = 16
+"""Steps that are traced in a second run, since the first skipped them and does not show what they do: the last batch of
+an epoch, where gradients accumulate. As many as a run of random lengths has traced anyway."""
 MOST_LAUNCHES = 3
 """Launchers that start each other, followed one by one."""
 
@@ -134,13 +138,16 @@ class ScriptTrace(Prediction):
         )  # fmt: skip
         self.on_cards = tracer.on_cards(tape, run, answer, gpu, cluster)
         """By the number of the card; `on_card` is the fullest of them."""
+        timed = answer.steps and len(self.on_cards) == 1
+        fullest = max(self.on_cards.values(), key=lambda one: (not one.fits, one.device.nbytes))
+        warned = warnings_of(answer, tape.guesses, tracer.total_steps)
         super().__init__(
             None,
             None,
-            max(self.on_cards.values(), key=lambda one: (not one.fits, one.device.nbytes)),
+            fullest,
             assumptions=[run.told, *tracer.assumptions(), *of_several_cards(self.on_cards, tracer.gpus)],
-            warnings=warnings_of(answer),
-            clock=None if len(self.on_cards) > 1 else lambda _: self._script_clock.timing(gpu, cluster),
+            warnings=[*warned, *retry_warnings(self.launch, fullest.fits)],
+            clock=(lambda _: self._script_clock.timing(gpu, cluster)) if timed else None,
         )
 
     def on(self, gpu: Gpu, cluster: Cluster | None = None) -> ScriptTrace:
@@ -329,6 +336,12 @@ class ScriptTracer:
         except NotComposable as error:
             tape, answer = _traced(*asked, quiet=True, skips=False)
             run = script_run(tape, replace(answer, all_traced=str(error)), self.steps)
+        if 0 < len(run.steps_not_shown) <= MOST_STEPS_AGAIN and not answer.too_long:
+            found, told = _traced(*asked, quiet=True, traced_steps=run.steps_not_shown)
+            with contextlib.suppress(NotComposable):
+                shown = script_run(found, told, self.steps)
+                if not told.too_long and len(shown.steps_not_shown) < len(run.steps_not_shown):
+                    tape, answer, run = found, told, shown
         unseen = () if self.gpus else cards_unseen(launch)
         whole = replace(tape, guesses=(*tape.guesses, *answer.untraced, *run.guesses, *unseen))
         return ScriptTrace(self, whole, run, answer, card, card, _others(launch, card))
@@ -433,12 +446,14 @@ def _traced(
     progress: Callable[[float], None] | None,
     quiet: bool,
     skips: bool = True,
+    traced_steps: Sequence[int] = (),
 ) -> tuple[Tape, Answer]:
     try:
         return trace_script(
             launch.script, launch.args, card_of(gpu), as_module=launch.as_module, steps=steps or 0, whole=steps is None,
-            skips=skips, nproc_per_node=launch.nproc_per_node or 1, nnodes=launch.nnodes or 1, gpus=gpus,
-            rank_variables=launch.rank_variables, environment=launch.environment, cwd=launch.folder, models=models,
+            skips=skips, traced_steps=traced_steps, nproc_per_node=launch.nproc_per_node or 1,
+            nnodes=launch.nnodes or 1, gpus=gpus, rank_variables=launch.rank_variables,
+            environment=launch.environment, cwd=launch.folder, models=models,
             overrides=overrides, allocator=allocator, python=python, limits=limits, progress=progress, quiet=quiet,
         )  # fmt: skip
     except ScriptFailed as error:

@@ -32,6 +32,11 @@ class WholeScript(NamedTuple):
         """Of the traced steps, for how many of the run each stands; None where all were traced."""
         return None if self.whole is None else self.whole.stands_for
 
+    @property
+    def steps_not_shown(self) -> tuple[int, ...]:
+        """Skipped steps that would have to be traced for the run to be shown."""
+        return () if self.whole is None else self.whole.steps_not_shown
+
     def tape_of(self, replay: Replay) -> Tape | None:
         """Around what is most; None where the traced tape is the run."""
         if self.whole is None:

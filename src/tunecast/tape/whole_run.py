@@ -35,6 +35,8 @@ class WholeRun(NamedTuple):
     """Of each such step: for how many steps of the run it is the nearest in the sizes of its inputs."""
     not_shown: tuple[str, ...]
     """What the traced units do not show, a sentence each."""
+    steps_not_shown: tuple[int, ...]
+    """Those that would show it, were they traced."""
     tape_around: Callable[[int], Tape]
     """The run as a tape that is complete around a stretch, by its number (whole_tape.py)."""
     op_at: Callable[[int, int], Op | None]
@@ -76,7 +78,9 @@ class _RunWriter(Parts):
         traced = steps - len([step for step in skipped if step < steps])
         stands_for = self._stands_for(skipped, steps)
         marked = len(self.stretches) if self.marked_stretch < 0 else self.marked_stretch
-        return WholeRun(rows, steps, traced, stands_for, tuple(self.reasons), self._tape_around, self._op_at, marked)
+        wanted = tuple(sorted(set(self.steps_not_shown.values())))
+        reasons = tuple(self.reasons)
+        return WholeRun(rows, steps, traced, stands_for, reasons, wanted, self._tape_around, self._op_at, marked)
 
     def _stands_for(self, skipped: Set[int], steps: int) -> Mapping[int, int]:
         sizes: dict[int, list[int]] = {step: [] for step in range(steps)}

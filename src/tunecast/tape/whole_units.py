@@ -5,11 +5,32 @@ from __future__ import annotations
 from array import array
 from itertools import pairwise
 
+from tunecast.records import NamedTuple
 from tunecast.tape.op import Free, Phase, Tape
-from tunecast.tape.units import CALL, FREE_OTHER, GAP, BlockOrigin, Origins, Placed, Samples, UnitOrder, shape_of
+from tunecast.tape.units import (
+    BACKWARD,
+    CALL,
+    FREE_OTHER,
+    GAP,
+    BlockOrigin,
+    Origins,
+    Placed,
+    Samples,
+    UnitOrder,
+    shape_of,
+)
 from tunecast.tape.whole_parts import Chosen, RunPart, UnitTemplate, before, tokens
 
 STEPS = ("step", "scaled_step")
+
+
+class HiddenFrees(NamedTuple):
+    """What a gap after a traced unit frees of blocks of units, with what it does with its own."""
+
+    own: bytes
+    calls: frozenset[tuple[str, int]]
+    rows: list[tuple[int, tuple[int, ...]]]
+    """Each with how many rows of its own came before."""
 
 
 class Parts:
@@ -26,6 +47,8 @@ class Parts:
         self.outputs: dict[tuple[str, int], set[int]] = {}
         self.reasons: dict[str, None] = {}
         """What is not shown, a sentence each."""
+        self.steps_not_shown: dict[tuple[str, tuple[int, ...]], int] = {}
+        """Of each kind and sizes that are not shown, the first step that has them: traced, it would show them."""
         self.templates: dict[tuple[str, int], UnitTemplate] = {}
         self.home: dict[int, tuple[int, int]] = {}
         """Of a block of the tape: the part it survived, and as the how-manieth."""
@@ -33,8 +56,11 @@ class Parts:
         """What each unit does."""
         self.claims: dict[tuple[int, int], int] = {}
         """Which unit frees what survived another part: by the part and the survivor."""
-        self.hidden: dict[tuple[str, int], list[tuple[bytes, list[tuple[int, tuple[int, ...]]]]]] = {}
-        """What gaps after a kind free of its blocks, by what they do with their own."""
+        self.hidden: dict[tuple[str, int], list[HiddenFrees]] = {}
+        """What gaps after a kind free of blocks of units."""
+        self.calls_before: list[frozenset[tuple[str, int]]] = []
+        """Of each part, the calls since the last backward pass or evaluation, with their structures: whose blocks it
+        may free."""
 
     def learn(self) -> None:
         events, order, origins = self.tape.events, UnitOrder(), self.origins
@@ -135,6 +161,7 @@ class Parts:
         kind = placed.kind if samples is not None else self._like(placed)
         told = f"what {_name(part.unit.name)} does in step {part.step} is not shown by those that were traced"
         self.reasons[told] = None
+        self.steps_not_shown.setdefault((placed.kind, placed.sizes), part.step)
         samples = self.samples[kind]
         structure = samples.seen[-1][1]
         table = samples.table(structure)
@@ -158,22 +185,34 @@ class Parts:
     def compare_gaps(self) -> None:
         """After a unit that was skipped the script does, at least once, what it does after one that was traced; what it
         frees of the unit's own blocks there is noted."""
+        self._note_calls()
         traced: dict[str, set[bytes]] = {}
         skipped: dict[str, set[bytes]] = {}
-        for last, part in pairwise(self.parts):
+        for number, (last, part) in enumerate(pairwise(self.parts), 1):
             if part.unit is not None or last.unit is None or part is self.parts[-1]:
                 continue
             own, hidden = self._own_rows(part)
             (traced if last.unit.traced else skipped).setdefault(last.kind, set()).add(own)
-            key = last.kind, last.structure
-            if last.unit.traced and (own, hidden) not in self.hidden.setdefault(key, []):
-                self.hidden[key].append((own, hidden))
+            found = HiddenFrees(own, self.calls_before[number], hidden)
+            if last.unit.traced and found not in (known := self.hidden.setdefault((last.kind, last.structure), [])):
+                known.append(found)
         for kind, seen in skipped.items():
             if not seen & traced.get(kind, seen):
                 self.reasons[
                     f"after {_name(kind.partition(' ')[0])} that was skipped the script does something else than after "
                     "those that were traced"
                 ] = None
+
+    def _note_calls(self) -> None:
+        calls: dict[str, int] = {}
+        keeps_graph = is_past = False
+        for part in self.parts:
+            if part.unit is not None and part.unit.name == CALL:
+                goes_on = part.unit.keeps_graph == keeps_graph and not is_past
+                calls = {**(calls if goes_on else {}), part.kind: part.structure}
+                keeps_graph, is_past = part.unit.keeps_graph, False
+            is_past |= part.unit is not None and part.unit.name == BACKWARD
+            self.calls_before.append(frozenset(calls.items()))
 
     def _own_rows(self, part: RunPart) -> tuple[bytes, list[tuple[int, tuple[int, ...]]]]:
         """What a gap does with its own blocks; and the frees of others that no output is, each with how many rows came
@@ -193,13 +232,15 @@ class Parts:
         last, part = self.parts[number - 1], self.parts[number]
         if number == 0 or last.unit is None or last.unit.traced:
             return []
-        known = [(own, hidden) for own, hidden in self.hidden.get((last.kind, last.structure), ()) if hidden]
+        known = [each for each in self.hidden.get((last.kind, last.structure), ()) if each.rows]
         if not known:
             return []
+        # a loss module does the same after calls that do not: which blocks of theirs are left depends on these
+        known = [each for each in known if each.calls == self.calls_before[number]] or known
         mine, _ = self._own_rows(part)
-        for own, hidden in known:
-            if own == mine or all(own[: 8 * at] == mine[: 8 * at] for at, _ in hidden):
-                return hidden
+        for own, _, rows in known:
+            if own == mine or all(own[: 8 * at] == mine[: 8 * at] for at, _ in rows):
+                return rows
         return []
 
 

@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 import importlib
+import io
 import multiprocessing
 import os
+import shutil
 import subprocess
 import sys
 import urllib.request
@@ -28,6 +30,29 @@ def on_card(row: int) -> torch.Tensor:
 
 def first_line(*command: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[0]
+
+
+def save_and_load(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """The best checkpoint, under another name by then, goes where it came from or to the host."""
+    tied = torch.nn.Linear(8, 8, bias=False).cuda()
+    saved = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "ids": torch.arange(3), "epoch": 7}
+    torch.save({**saved, "ties": [tied.weight, tied.weight.T]}, "last.tmp")
+    os.replace("last.tmp", "last.pt")
+    shutil.copyfile("last.pt", "best.pt")
+    before = torch.cuda.memory_allocated()
+    loaded = torch.load("best.pt", map_location="cpu", weights_only=True)
+    assert loaded["epoch"] == 7 and loaded["ids"].tolist() == [0, 1, 2] and torch.cuda.memory_allocated() == before
+    model.load_state_dict(loaded["model"])
+    optimizer.load_state_dict(loaded["optimizer"])
+    with open("best.pt", "rb") as file:
+        again = torch.load(file)
+    assert torch.cuda.memory_allocated() - before == (4 << 20) + 512, "the model, and weights that are one"
+    assert isinstance(again["ties"][0], torch.nn.Parameter) and again["ties"][1].shape == (8, 8)
+    packed = io.BytesIO()
+    torch.save(model, packed)
+    packed.seek(0)
+    copied = torch.load(packed, map_location={"cuda:0": "cpu"}, weights_only=False)
+    assert isinstance(copied, torch.nn.Linear) and copied.weight.device.type == "cpu"
 
 
 def main() -> None:
@@ -58,6 +83,7 @@ def main() -> None:
         text = f"{loss:.4f} {loss} {right} {right:>3} {rows[1][1].float().mean():.1f} {loss!r} {right!r}"
         assert "%.3f" % loss == "1.000"  # noqa: UP031  the way of older scripts
         assert text.startswith("1.0000 1.0 1   1 1.0 FakeTensor"), text
+    save_and_load(model, optimizer)
     smi = first_line("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits")
     name, _, total = smi.rpartition(", ")
     assert name == torch.cuda.get_device_name() and int(total) == torch.cuda.get_device_properties(0).total_memory >> 20

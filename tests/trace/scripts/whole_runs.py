@@ -158,6 +158,25 @@ def accumulation():
         optimizer.zero_grad()
 
 
+def loss_module():
+    """The loss is a module of its own; casts of biases live until autocast ends, after both. The last batch of an
+    epoch, second of its step, is short, and a validation follows."""
+    model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10)).cuda()
+    optimizer, criterion = torch.optim.AdamW(model.parameters()), nn.CrossEntropyLoss()
+    for _ in range(2):
+        for at, rows in enumerate([32] * 11 + [20]):
+            x, y = torch.randn(rows, 64, device="cuda"), torch.randint(0, 10, (rows,), device="cuda")
+            with torch.autocast("cuda", torch.bfloat16):
+                loss = criterion(model(x), y)
+            loss.backward()
+            if at % 2:
+                optimizer.step()
+                optimizer.zero_grad()
+        with torch.no_grad():
+            for _ in range(2):
+                criterion(model(torch.randn(64, 64, device="cuda")), torch.zeros(64, dtype=torch.long, device="cuda"))
+
+
 def unfreezing():
     """The first block trains from the ninth step on."""
     model = Model().cuda()

@@ -198,11 +198,14 @@ class ScriptClock:
 
 def whole_steps(tape: Tape, *, first: bool = False) -> Mapping[int, Sequence[Event]]:
     """By number, the events of every step with an optimizer's, but the first, which also makes the optimizer's state;
-    that alone where there is no other. `first`: with the first."""
+    that alone where there is no other. `first`: with the first. Optimizers that step in the backward pass have no phase
+    of their own."""
+    inside = all(not (isinstance(e, Begin) and e.phase is Phase.OPTIMIZER) for e in tape.events)
+    ends = Phase.BACKWARD if inside else Phase.OPTIMIZER
     whole = {
         number: events
         for number, events in tape.steps().items()
-        if number >= 0 and any(isinstance(e, Begin) and e.phase is Phase.OPTIMIZER for e in events)
+        if number >= 0 and any(isinstance(e, Begin) and e.phase is ends for e in events)
     }
     return {number: events for number, events in whole.items() if first or number != min(whole)} or whole
 

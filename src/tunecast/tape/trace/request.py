@@ -91,6 +91,8 @@ class ScriptRequest(Request):
     """Optimizer steps to run; 0: all the script takes."""
     skips: bool = False
     """Calls of the model whose kind is known are skipped (skip.py)."""
+    traced_steps: tuple[int, ...] = ()
+    """Of which nothing is skipped."""
     cpu_s: float = 0
     """After so many seconds of CPU the script is stopped where its next call would begin; 0: never."""
     wall_s: float = 0

@@ -64,6 +64,9 @@ OFFLINE = {
     "TORCHINDUCTOR_COMPILE_THREADS": "1",
 }
 
+FAILS_WHERE_SKIPPED = "the script fails where calls of the model are skipped"
+FAILS_EITHER_WAY = "the script fails, so it was run again with nothing skipped"
+
 Progress = Callable[[float], None]
 """Called several times a second with the seconds passed."""
 
@@ -96,6 +99,7 @@ def trace_script(
     steps: int = 3,
     whole: bool = False,
     skips: bool = True,
+    traced_steps: Sequence[int] = (),
     nproc_per_node: int = 1,
     nnodes: int = 1,
     gpus: int = 1,
@@ -111,7 +115,8 @@ def trace_script(
     quiet: bool = False,
 ) -> tuple[Tape, Answer]:
     """The tape of the first steps of an unmodified training script, or of its `whole` run, most of it skipped where it
-    `skips` (tape/whole_run.py) and no longer than it may take; and what could not be traced.
+    `skips` (tape/whole_run.py; nothing of its `traced_steps`) and no longer than it may take; and what could not be
+    traced.
 
     `allocator`: by what the script's questions about memory are answered. `gpus`: cards that one process sees; where it
     uses several, `tape.cards` takes the tape apart. `environment` and `cwd` are what its launcher would set. `quiet`:
@@ -130,6 +135,7 @@ def trace_script(
                 as_module=as_module,
                 steps=steps,
                 skips=skips,
+                traced_steps=tuple(traced_steps),
                 cpu_s=MOST_CPU_S if whole else 0,
                 wall_s=limits.seconds * PART_OF_THE_LIMIT if whole else 0,
                 nproc_per_node=nproc_per_node,
@@ -146,8 +152,9 @@ def trace_script(
     if whole and gpus > 1:
         answer = replace(answer, all_traced="it uses several cards in one process")
     if answer.error is not None and answer.skipped:  # perhaps for what the skipped calls returned
-        tape, answer = ask(skips=False)
-        answer = replace(answer, all_traced="the script fails where calls of the model are skipped")
+        tape, again = ask(skips=False)
+        fails_too = again.error is not None
+        answer = replace(again, all_traced=FAILS_EITHER_WAY if fails_too else FAILS_WHERE_SKIPPED)
     if tape is None:
         raise _failure(answer)
     return tape, answer

@@ -78,6 +78,8 @@ class Scopes:
         self.step = 0
         self.steps_done = 0
         self._steps_in_parts = False
+        self._stepped_inside = False
+        """In a backward pass optimizers took steps, one for each parameter for example (hooks on gradients)."""
         self.roots: list[torch.nn.Module] = []
         self.optimizers: list[torch.optim.Optimizer] = []
         self._names: dict[int, str] = {}
@@ -112,6 +114,7 @@ class Scopes:
                     for action in self.on_backward_end:
                         action()
                     self.phase = Phase.OTHER
+                    self._count_step_inside()
 
         for module in (graph, torch.autograd):
             module._engine_run_backward = _engine_run_backward  # type: ignore[attr-defined]
@@ -174,11 +177,18 @@ class Scopes:
     def _optimizer_ends(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         for action in self.on_optimizer_end:
             action(optimizer)
-        if not in_backward():
+        if in_backward():
+            self._stepped_inside = True
+        else:
             self.phase = Phase.OTHER
             self.stepping_threads.add(threading.get_ident())
             with self._counting:
                 self.steps_done += not self._steps_in_parts
+
+    def _count_step_inside(self) -> None:
+        """A backward pass in which optimizers step is one step of a script that takes none outside."""
+        self.steps_done += self._stepped_inside and not self.stepping_threads
+        self._stepped_inside = False
 
     @contextlib.contextmanager
     def one_step(self) -> Iterator[None]:

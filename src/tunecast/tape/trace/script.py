@@ -130,7 +130,8 @@ class ScriptRun:
         recorder.memory.units = lambda: self.units
         if request.allocator is not None:
             recorder.memory.replay_by(memory_so_far(request.allocator, torch.__version__))
-        self.skipper = Skipper(recorder, before_call=self.stop_when_done) if request.skips else None
+        traced = frozenset(request.traced_steps)
+        self.skipper = Skipper(recorder, self.stop_when_done, traced) if request.skips else None
 
     def watch(self) -> None:
         hook = modules.register_module_forward_pre_hook(lambda module, inputs: self.stop_when_done())

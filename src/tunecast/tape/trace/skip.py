@@ -12,7 +12,7 @@ import contextlib
 import functools
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from typing import Any
 
 import torch
@@ -54,8 +54,12 @@ class CallKey(NamedTuple):
 
 
 class Skipper:
-    def __init__(self, recorder: Recorder, before_call: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, recorder: Recorder, before_call: Callable[[], None] = lambda: None, traced_steps: Set[int] = frozenset()
+    ) -> None:
         self.recorder, self.scopes, self._before_call = recorder, recorder.scopes, before_call
+        self.traced_steps = traced_steps
+        """Of which nothing is skipped."""
         self.units: list[Unit] = []
         self.not_shown: Counter[str] = Counter()
         """Why something was skipped though the traced units do not show what it does."""
@@ -380,7 +384,8 @@ class Skipper:
     # ------------------------------------------------------------------ whether a call may be skipped
 
     def _may_skip(self, placed: Placed, keeps_graph: bool) -> bool:
-        if not self.enabled or (keeps_graph and self.scopes.steps_done < STEPS_BEFORE):
+        done = self.scopes.steps_done
+        if not self.enabled or (keeps_graph and (done < STEPS_BEFORE or done in self.traced_steps)):
             return False
         if keeps_graph and self._group_is_traced:
             return False

@@ -2,7 +2,8 @@
 
 A checkpoint's weights change no allocation, so only the header of a safetensors file is read and each tensor is a
 fake one; `torch.load` maps a file and keeps shapes. Integers small enough to steer a program (token ids, packed
-quantisation settings) keep their values. Fake tensors have nothing to save: a saved file is left empty, and listed.
+quantisation settings) keep their values. Fake tensors have nothing to save: their files hold no more than by what they
+are found again (saved.py), and are listed.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from tunecast.tape.trace.facts import WeightsFile
 from tunecast.tape.trace.overlay import Overlay
 from tunecast.tape.trace.packages import after_import
 from tunecast.tape.trace.recorder import Recorder
+from tunecast.tape.trace.saved import Saved, write
 from tunecast.tape.trace.values import INTEGERS, MOST_INTEGERS
 
 DTYPE_NAMES = {
@@ -153,11 +155,15 @@ def install(
 ) -> None:
     """`on_save` is told how many bytes of tensors a file would have."""
 
-    def leave_empty(file: Any, nbytes: int = 0) -> None:
+    saved = Saved(recorder)
+
+    def leave_out(file: Any, nbytes: int, line: bytes = b"") -> None:
         recorder.assumptions["saving tensors was skipped: they have shapes here but no contents"] += 1
         on_save(nbytes)
-        if isinstance(file, (str, os.PathLike)):
-            open(file, "wb").close()
+        write(file, line)
+
+    def keep_outline(value: Any, file: Any) -> None:
+        leave_out(file, nbytes_in(value), saved.keep(value))
 
     def read_shapes_only(module: ModuleType) -> None:
         opened = module.safe_open
@@ -167,7 +173,7 @@ def install(
             return kind(filename, framework, *args, **kwargs)
 
         def serialize_file(tensors: Any, filename: Any, *args: Any, **kwargs: Any) -> None:
-            leave_empty(filename)
+            leave_out(filename, 0)
 
         module.safe_open = safe_open  # type: ignore[attr-defined]
         module.serialize_file = serialize_file  # type: ignore[attr-defined]
@@ -175,13 +181,13 @@ def install(
     def save_only_a_name(module: ModuleType) -> None:
         def save_file(tensors: Any, filename: Any, *args: Any, **kwargs: Any) -> None:
             before_save()
-            leave_empty(filename, nbytes_in(tensors))
+            leave_out(filename, nbytes_in(tensors))
             write_header(Path(filename), tensors)  # what loads it again finds the shapes
 
         module.save_file = save_file  # type: ignore[attr-defined]
 
-    torch.save = saving(torch_save(), overlay, before_save, leave_empty)
-    torch.load = loading(torch.load, overlay)
+    torch.save = saving(torch_save(), overlay, before_save, keep_outline)
+    torch.load = loading(torch.load, overlay, saved)
     give_addresses(recorder)
     after_import("safetensors", read_shapes_only)
     after_import("safetensors.torch", save_only_a_name)
@@ -199,12 +205,12 @@ def saving(
     save: Callable[..., None],
     overlay: Overlay,
     before_save: Callable[[], None],
-    leave_empty: Callable[[Any, int], None],
+    keep_outline: Callable[[Any, Any], None],
 ) -> Callable[..., None]:
     def save_or_list(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
         before_save()
         if any(isinstance(leaf, (FakeTensor, torch.nn.Module)) for leaf in tree_flatten(obj)[0]):
-            return leave_empty(f, nbytes_in(obj))
+            return keep_outline(obj, f)
         if isinstance(f, (str, os.PathLike)):
             f = overlay.to_write(overlay.absolute(f), keep=False)
         with _disable_current_modes():
@@ -224,7 +230,7 @@ def nbytes_in(value: Any) -> int:
     return sum(storages.values())
 
 
-def loading(load: Callable[..., Any], overlay: Overlay) -> Callable[..., Any]:
+def loading(load: Callable[..., Any], overlay: Overlay, saved: Saved) -> Callable[..., Any]:
     def load_shapes(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
         places: dict[int, str] = {}
 
@@ -232,6 +238,15 @@ def loading(load: Callable[..., Any], overlay: Overlay) -> Callable[..., Any]:
             places[storage.data_ptr()] = place
             return storage
 
+        def place_from(place: str) -> torch.device:
+            if isinstance(map_location, (str, torch.device)):
+                return torch.device(map_location)
+            return torch.device(map_location.get(place, place) if isinstance(map_location, dict)
+                                else place if map_location is None else "cpu")  # fmt: skip
+
+        contents = saved.find(f)
+        if contents is not None:
+            return saved.load(contents, place_from)
         if isinstance(f, (str, os.PathLike)):
             f = overlay.to_read(overlay.absolute(f))
             kwargs["mmap"] = zipfile.is_zipfile(f)
@@ -246,11 +261,7 @@ def loading(load: Callable[..., Any], overlay: Overlay) -> Callable[..., Any]:
 
         def place_of(tensor: torch.Tensor) -> torch.device:
             with _disable_current_modes():
-                saved = places.get(tensor.untyped_storage().data_ptr(), "cpu")
-            if isinstance(map_location, (str, torch.device)):
-                return torch.device(map_location)
-            return torch.device(map_location.get(saved, saved) if isinstance(map_location, dict)
-                                else saved if map_location is None else "cpu")  # fmt: skip
+                return place_from(places.get(tensor.untyped_storage().data_ptr(), "cpu"))
 
         return tree_map(convert, loaded)
 

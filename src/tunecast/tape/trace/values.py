@@ -9,7 +9,9 @@ guessed, and every guess is written down.
 from __future__ import annotations
 
 import contextlib
+import linecache
 import math
+import operator
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -32,6 +34,7 @@ MOST_FLOATS = 1 << 16
 CONSTANTS = {"aten::ones_like": 1, "aten::zeros_like": 0}
 MADE_FROM_NOTHING = ("aten::arange",)
 CHOICES = ("aten::multinomial", "aten::argmax")
+COMPARISONS = {f"aten::{name}": getattr(operator, name) for name in ("lt", "le", "gt", "ge", "eq", "ne")}
 EMPTY = ("aten::empty", "aten::empty_strided", "aten::new_empty")
 
 
@@ -76,6 +79,9 @@ class KnownValues:
             self._assumptions["losses, gradients and weights are taken as finite: no NaN, no infinity"] = 1
             with _disable_current_modes():
                 return torch.full(tuple(args[0].shape), finite)
+        compared = _compared_as_ones(name, args)
+        if compared is not None:
+            return compared
         if name in (*CONSTANTS, "aten::full_like") and isinstance(args[0], FakeTensor):
             dtype = kwargs.get("dtype") or args[0].dtype
             most = MOST_INTEGERS if dtype in INTEGERS else 1  # the scalar 1.0 a backward pass starts from
@@ -186,6 +192,30 @@ def _if_finite(name: str, args: Any) -> bool | None:
     return None
 
 
+def _compared_as_ones(name: str, args: Any) -> torch.Tensor | None:
+    """What a comparison of single numbers answers, of which the unknown ones are 1.0, as where a script reads them.
+    A loop that goes on while one is too large would never end: it ends at once."""
+    compare, sides = COMPARISONS.get(name), [_as_one(side) for side in args[:2]]
+    if compare is None or None in sides:
+        return None
+    place, line = _reading_line()
+    answer = compare(*sides) and not line.startswith("while ")
+    with _disable_current_modes():
+        result = torch.full(tuple(args[0].shape), bool(answer))
+    result._tunecast_guess = f"a number compared at {place} is not known; taken as 1"  # type: ignore[attr-defined]
+    return result
+
+
+def _as_one(side: Any) -> float | None:
+    if not isinstance(side, torch.Tensor):
+        return float(side) if isinstance(side, (int, float)) else None
+    if side.numel() != 1 or not (side.dtype.is_floating_point or known(side) is not None):
+        return None
+    value = known(side) if isinstance(side, FakeTensor) else side
+    with _disable_current_modes():
+        return 1.0 if value is None else float(value)
+
+
 def known(tensor: torch.Tensor) -> torch.Tensor | None:
     value = getattr(tensor, "_tunecast_known", None)
     if value is None and isinstance(tensor, FakeTensor):
@@ -250,11 +280,15 @@ def _makes_little(name: str, args: Any, kwargs: dict[str, Any]) -> bool:
 
 
 def _reader() -> str:
-    """The line that reads the value: the innermost one outside torch and the tracer."""
+    return _reading_line()[0]
+
+
+def _reading_line() -> tuple[str, str]:
+    """The line that reads the value, the innermost one outside torch and the tracer: its place and its text."""
     frame: Any = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
         if not file.startswith((TORCH_FOLDER, TRACER_FOLDER, "<")):
-            return f"{file.rpartition('/')[2]}:{frame.f_lineno}"
+            return f"{file.rpartition('/')[2]}:{frame.f_lineno}", linecache.getline(file, frame.f_lineno).strip()
         frame = frame.f_back
-    return "an unknown line"
+    return "an unknown line", ""

@@ -8,6 +8,7 @@
     processes                 a forked process forks no more (`refuse_forks`), so nothing multiplies; threads can be
                               made, and children whose parent waits until they start a program (vfork, posix_spawn)
     sessions, groups          answered as done: all that a script starts stays in its group, and is ended with it
+    other processes           of the same user's none is slowed or moved to other cores; no signal goes to one
     the system                mounts, namespaces, modules, clocks, keys, memory of others, lasting shared memory
     io_uring, clone3, openat2 not there: they would do any of these unseen, and their callers know another way
 
@@ -49,7 +50,7 @@ REFUSED = (
     "settimeofday", "clock_settime", "clock_adjtime", "adjtimex", "sethostname", "setdomainname", "acct", "quotactl",
     "quotactl_fd", "bpf", "perf_event_open", "fanotify_init", "add_key", "request_key", "keyctl", "open_by_handle_at",
     "pidfd_getfd", "pidfd_send_signal", "rt_sigqueueinfo", "rt_tgsigqueueinfo", "mq_open", "mq_unlink", "shmget",
-    "semget", "msgget", "shmctl", "semctl", "msgctl", "execveat",
+    "semget", "msgget", "shmctl", "semctl", "msgctl", "execveat", "migrate_pages", "move_pages",
 )  # fmt: skip
 NOT_THERE = ("io_uring_setup", "io_uring_enter", "io_uring_register", "clone3", "openat2")
 
@@ -59,6 +60,8 @@ IPPROTO_TCP = 6
 MSG_FASTOPEN = 0x20000000
 NEW_NAMESPACES, CLONE_VFORK, CLONE_THREAD = 0x7E020000, 0x4000, 0x10000
 PR_SET_PDEATHSIG = 1
+PRIO_PROCESS, PRIO_GROUP, IOPRIO_PROCESS = 0, 1, 1
+F_SETOWN, F_SETOWN_EX = 8, 15
 O_ACCMODE, O_TRUNC = 3, 0x200
 HARMLESS_IOCTLS = (
     0x5401, 0x802C542A, 0x540F, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451,  # terminals told apart, sizes, non-blocking
@@ -147,10 +150,15 @@ def _by_argument(own_pid: int, *, signals: bool, truncation: bool) -> Iterator[t
         _low(2), (EQUAL, 0, 2, 0), _high(2), (EQUAL, 3, 0, 0),
         _low(0), (EQUAL, 1, 0, 0), (EQUAL, 0, 1, own_pid), (RETURN, 0, 0, ALLOW), (RETURN, 0, 0, FAIL | errno.EPERM),
     ]  # fmt: skip
+    for name in ("sched_setaffinity", "sched_setattr", "sched_setparam", "sched_setscheduler"):
+        yield name, _one_of(0, (0, own_pid), errno.EPERM)
+    yield "setpriority", _of_itself((PRIO_PROCESS, PRIO_GROUP), own_pid)
+    yield "ioprio_set", _of_itself((IOPRIO_PROCESS,), own_pid)
     if signals:
         yield "kill", _one_of(0, (0, own_pid), errno.EPERM)
         yield "tgkill", _one_of(0, (own_pid,), errno.EPERM)
         yield "tkill", [(RETURN, 0, 0, FAIL | errno.EPERM)]
+        yield "fcntl", _none_of(1, (F_SETOWN, F_SETOWN_EX), errno.EPERM)  # any signal, once a pipe is written to
     if truncation:
         yield "truncate", [(RETURN, 0, 0, FAIL | errno.EPERM)]
         for name, flags in (("open", 1), ("openat", 2)):
@@ -177,6 +185,16 @@ def _sockets() -> list[Instruction]:
 def _one_of(argument: int, values: Sequence[int], code: int, mask: int = 0xFFFFFFFF) -> list[Instruction]:
     compared = ((EQUAL, len(values) - at, 0, each) for at, each in enumerate(values))
     return [_low(argument), (AND, 0, 0, mask), *compared, (RETURN, 0, 0, FAIL | code), (RETURN, 0, 0, ALLOW)]
+
+
+def _of_itself(kinds: Sequence[int], own_pid: int) -> list[Instruction]:
+    """Of a call that says first whose process, group or user it means, and then which."""
+    return [*_one_of(0, kinds, errno.EPERM)[:-1], *_one_of(1, (0, own_pid), errno.EPERM)]
+
+
+def _none_of(argument: int, values: Sequence[int], code: int) -> list[Instruction]:
+    compared = ((EQUAL, len(values) - at, 0, each) for at, each in enumerate(values))
+    return [_low(argument), *compared, (RETURN, 0, 0, ALLOW), (RETURN, 0, 0, FAIL | code)]
 
 
 def _no_bit(argument: int, bits: int, code: int) -> list[Instruction]:

@@ -97,6 +97,7 @@ def install(recorder: Any) -> None:
         deepspeed,
         distributed,
         dtensor,
+        early_stopping,
         flash_attention,
         fsdp,
         generation,
@@ -112,7 +113,7 @@ def install(recorder: Any) -> None:
 
     for package in (
         accelerate, apollo, bitsandbytes, collectives, cudnn_rnn, data_parallel, ddp, deepspeed, distributed, dtensor,
-        flash_attention, fsdp, generation, inductor, megatron, pynvml, torchscript, torchvision, transformers,
-        triton, unsloth,
+        early_stopping, flash_attention, fsdp, generation, inductor, megatron, pynvml, torchscript, torchvision,
+        transformers, triton, unsloth,
     ):  # fmt: skip
         package.install(recorder)
