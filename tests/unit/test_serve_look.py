@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 import tunecast
 from tunecast.door.cards import cards
+from tunecast.planning.plan import with_data
 from tunecast.report.draw.text import Terminal
 from tunecast.report.run.job import JobReport
 from tunecast.web.asking.look import look
@@ -38,6 +41,14 @@ def test_it_says_what_the_command_says_first() -> None:
     assert said[0] == f"{found['title']}: {found['phrase']}"
     assert [line.strip() for line in said[1:4]] == [line.replace("\xa0", " ") for line in found["lines"]]
     assert found["phrase"] == "does not fit, 7.56 GiB over"
+    assert f"How far to trust this: {found['trust']}" in said
+
+
+def test_the_page_knows_the_plans_words_for_data_that_was_assumed() -> None:
+    assumed: list[str] = []
+    with_data(tunecast.read({"model": "gpt2"}), assumed)
+    words = (Path(__file__).parents[2] / "web" / "src" / "lib" / "words.ts").read_text("utf-8")
+    assert assumed[0].startswith("no amount of data given, so 10,000,000 tokens") and "'no amount of data given'" in words
 
 
 def test_defaults_are_there_and_phases_sum() -> None:

@@ -20,7 +20,8 @@ from tunecast.report.run.verdict import verdict_lines
 def look(job: Job, *, every_card: bool = True) -> dict[str, Any]:
     """`tunecast.look/1`. Without `every_card` its `cards` is null: they take as long as all else together."""
     found = predict(job, engine="analytic")
-    figures = JobReport(found).figures
+    report = JobReport(found)
+    figures = report.figures
     phrase, *lines = verdict_lines(figures)
 
     def on_card(gpu: str) -> Prediction:
@@ -33,6 +34,7 @@ def look(job: Job, *, every_card: bool = True) -> dict[str, Any]:
         "verdict": found.on_card.verdict,
         "phrase": phrase,
         "lines": lines,
+        "trust": report.trust(),
         "card_bytes": figures.card_bytes,
         "phases": [phase._asdict() for phase in figures.phases],
         "job": found.job.to_dict(),
