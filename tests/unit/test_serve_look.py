@@ -30,8 +30,16 @@ def test_it_is_what_the_doors_answer(more: dict[str, object]) -> None:
 
 def test_without_every_card_the_rest_is_the_same() -> None:
     job = tunecast.read(JOB)
-    assert look(job, every_card=False) == {**look(job), "cards": None}
+    whole, first = look(job), look(job, every_card=False)
+    whole["prediction"]["outside"]["evaluation"] = None
+    assert first == {**whole, "cards": None}
     assert look(job)["gpu"] == cards(job).gpu
+
+
+def test_without_every_card_no_evaluation_is_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It took a quarter of the time of a slider's move, and the page does not show it."""
+    monkeypatch.setattr("tunecast.prediction.outside.needs.evaluation", lambda *given: pytest.fail("replayed"))
+    assert look(tunecast.read(JOB), every_card=False)["prediction"]["outside"]["evaluation"] is None
 
 
 def test_it_says_what_the_command_says_first() -> None:

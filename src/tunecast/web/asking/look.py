@@ -18,7 +18,8 @@ from tunecast.report.run.verdict import verdict_lines
 
 
 def look(job: Job, *, every_card: bool = True) -> dict[str, Any]:
-    """`tunecast.look/1`. Without `every_card` its `cards` is null: they take as long as all else together."""
+    """`tunecast.look/1`. Without `every_card` its `cards` is null, which take longer than all else together, and so is
+    the prediction's `outside.evaluation`, for which the run is replayed once more."""
     found = predict(job, engine="analytic")
     report = JobReport(found)
     figures = report.figures
@@ -38,6 +39,6 @@ def look(job: Job, *, every_card: bool = True) -> dict[str, Any]:
         "card_bytes": figures.card_bytes,
         "phases": [phase._asdict() for phase in figures.phases],
         "job": found.job.to_dict(),
-        "prediction": found.to_dict(),
+        "prediction": (found if every_card else found.without_evaluation()).to_dict(),
         "cards": cards_by_generation(found, on_card).to_dict() if every_card else None,
     }
