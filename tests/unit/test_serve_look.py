@@ -56,7 +56,8 @@ def test_the_page_knows_the_plans_words_for_data_that_was_assumed() -> None:
     assumed: list[str] = []
     with_data(tunecast.read({"model": "gpt2"}), assumed)
     words = (Path(__file__).parents[2] / "web" / "src" / "lib" / "words.ts").read_text("utf-8")
-    assert assumed[0].startswith("no amount of data given, so 10,000,000 tokens") and "'no amount of data given'" in words
+    assert assumed[0].startswith("no amount of data given, so 10,000,000 tokens")
+    assert "'no amount of data given'" in words
 
 
 def test_defaults_are_there_and_phases_sum() -> None:
