@@ -181,6 +181,7 @@ def test_files_that_are_no_files(tmp_path):
         ("a.yaml", "model: x\nmodel: y", "line 2: 'model' is given twice; allowed: once"),
         ("a.yaml", "model: x\nlora: {rank: 1, rank: 2}", "line 2: 'rank' is given twice; allowed: once"),
         ("a.yaml", "model: [", "line 1, column 9: not YAML"),
+        ("a.yaml", 'model: gpt2\nid: "a\nmethod: lora\n', "line 2, column 5: not YAML: while scanning a quoted scalar"),
         ("a.yaml", "a: 1\n---\nb: 2", "several documents; allowed: one job a file"),
         ("a.yaml", "model: !!python/object/apply:os.system [true]", "not YAML: could not determine a constructor"),
         ("a.yaml", "model: \x00", "a character that YAML does not allow"),
