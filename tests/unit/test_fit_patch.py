@@ -89,6 +89,7 @@ parallel:
         ("model: 'gpt2'\nmethod: \"full\"\n", {"method": "lora"}, "model: 'gpt2'\nmethod: lora\n"),
         ("data:\n    tokens: 5\nid: a\n", {"data.packing": True}, "data:\n    tokens: 5\n    packing: true\nid: a\n"),
         ("hardware:\n  gpu: l4\n", {"id": "a"}, "hardware:\n  gpu: l4\nid: a\n"),
+        ("\ufeffmodel: gpt2\n", {"id": "a"}, "\ufeffmodel: gpt2\nid: a\n"),  # as some editors of Windows begin a file
     ],
 )  # fmt: skip
 def test_as_the_text_has_it(text: str, changes: dict[str, object], after: str) -> None:

@@ -32,6 +32,17 @@ def refused(source: str) -> JobError:
     return job
 
 
+def test_a_job_in_toml_is_predicted_as_it_is_read(tmp_path):
+    """`tunecast read` understood it and named `tunecast predict`, which refused its ending."""
+    text = 'model = "gpt2"\nmethod = "lora"\n\n[lora]\nrank = 4\n'
+    assert only(written(tmp_path, "job.toml", text)) == only(
+        written(tmp_path, "job.yaml", "{model: gpt2, method: lora, lora: {rank: 4}}")
+    )
+    assert refused(written(tmp_path, "no.toml", "model = ")).message.endswith(
+        "not TOML: Invalid value (at end of document)"
+    )
+
+
 def test_yaml_and_json_say_the_same(tmp_path):
     yaml = written(tmp_path, "job.yaml", "model: gpt2\nmethod: lora\nlora: {rank: 4}\nmax_grad_norm: 1e-1\n")
     text = '{"model": "gpt2", "method": "lora", "lora": {"rank": 4}, "max_grad_norm": 1e-1}'
@@ -156,8 +167,8 @@ def test_files_that_are_no_files(tmp_path):
     os.mkfifo(tmp_path / "pipe.jsonl")
     for name in ("folder.yaml", "pipe.yaml", "pipe.jsonl"):
         assert refused(str(tmp_path / name)).exit_code == 5
-    assert refused(written(tmp_path, "job.toml", "x = 1")).message.endswith(
-        "unknown ending '.toml'; allowed: .yaml, .yml, .json, .jsonl, or a folder with config.json"
+    assert refused(written(tmp_path, "job.ini", "x = 1")).message.endswith(
+        "unknown ending '.ini'; allowed: .yaml, .yml, .json, .toml, .jsonl, or a folder with config.json"
     )
 
 
@@ -170,6 +181,7 @@ def test_files_that_are_no_files(tmp_path):
         ("a.yaml", "model: x\nmodel: y", "line 2: 'model' is given twice; allowed: once"),
         ("a.yaml", "model: x\nlora: {rank: 1, rank: 2}", "line 2: 'rank' is given twice; allowed: once"),
         ("a.yaml", "model: [", "line 1, column 9: not YAML"),
+        ("a.yaml", 'model: gpt2\nid: "a\nmethod: lora\n', "line 2, column 5: not YAML: while scanning a quoted scalar"),
         ("a.yaml", "a: 1\n---\nb: 2", "several documents; allowed: one job a file"),
         ("a.yaml", "model: !!python/object/apply:os.system [true]", "not YAML: could not determine a constructor"),
         ("a.yaml", "model: \x00", "a character that YAML does not allow"),

@@ -24,6 +24,8 @@ from pygls.exceptions import JsonRpcRequestCancelled
 from pygls.uris import to_fs_path
 from pytest_lsp import make_test_lsp_client
 
+from tunecast.lsp.protocol.server import saved_text
+
 pytestmark = pytest.mark.whole
 
 LONGEST_S = 300.0
@@ -412,6 +414,13 @@ def traced(path: str) -> bool:
     """Whether a process is at work on it."""
     words = subprocess.run(["ps", "-eo", "args", "-ww"], capture_output=True, text=True, check=True).stdout
     return f" -- {path}\n" in words
+
+
+def test_a_byte_order_mark_is_no_change_that_is_not_saved(tmp_path: Path) -> None:
+    """Editors keep it to themselves: such a script could never be traced."""
+    path = tmp_path / "train.py"
+    path.write_bytes("\ufeffimport torch\r\n".encode())
+    assert saved_text(path) == "import torch\r\n"
 
 
 def test_settings_name_the_card_and_switch_it_off(tmp_path: Path) -> None:

@@ -453,6 +453,10 @@ def test_a_plan_ends_with_its_client_and_stands_in_nobodys_way(served: Served) -
     cores = len(os.sched_getaffinity(0))
     assert 1 <= len(running) <= min(cores, 8) + 1, "the rest waits its turn"
     assert served.post("/api/predict", {"job": JOB}).status == 200
+    asked = {"job": JOB, "as": "yaml"}
+    assert served.post("/api/export", asked).status == 200, "it waits behind no plan"
+    assert served.post("/api/read", {"name": "job.yaml", "text": "model: gpt2"}).status == 200, "nor does an upload"
+    assert served.workers() & running, "which go on"
     for plan in plans:
         plan.close()
     while served.workers() & running:

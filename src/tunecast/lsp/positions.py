@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Sequence
+from functools import cached_property
 
 from tunecast.records import NamedTuple
 
@@ -35,6 +36,10 @@ class Text:
     def __init__(self, text: str, units: str = "utf-16") -> None:
         self.text, self.units = text, units
         self.starts = _starts(text, _BREAK)
+
+    @cached_property
+    def _yaml_starts(self) -> Sequence[int]:
+        return _starts(self.text, _YAML_BREAK)
 
     def position(self, offset: int) -> Position:
         line = bisect_right(self.starts, offset) - 1
@@ -65,7 +70,7 @@ class Text:
     def key_span(self, line: int, key: str, *, yaml: bool) -> Span:
         """Of a key and its value on a reader's line, from 1 on; of the whole line where the key is not found there, as
         of an item of a list or of a comment. Line 0: the first that holds anything."""
-        starts = _starts(self.text, _YAML_BREAK) if yaml else self.starts
+        starts = self._yaml_starts if yaml else self.starts
         if line < 1:
             start = len(self.text) - len(self.text.lstrip())
             line = bisect_right(starts, start)

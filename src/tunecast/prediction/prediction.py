@@ -23,6 +23,7 @@ from tunecast.prediction.memory.ranges import range_of
 from tunecast.prediction.on_card import OnCard, card_warnings, job_on_card
 from tunecast.prediction.outside.needs import Outside, outside_of
 from tunecast.prediction.values import Energy, JobCost, Memory, Ranges, Time, Timing, Utilization
+from tunecast.records import replace
 from tunecast.result import Result
 from tunecast.tape.build.job_runs import SHARED, Builder
 from tunecast.tape.op import Tape
@@ -181,6 +182,13 @@ class Prediction(Result):
         """The same, entering `guard` before what depends on a model's own config.json is computed."""
         other = copy(self)
         other._guard = guard
+        return other
+
+    def without_evaluation(self) -> Prediction:
+        """The same, all that was computed of it included, except what an evaluation between steps takes: the run is
+        replayed once more for that."""
+        other, files = copy(self), self.files
+        other.files = None if files is None else replace(files, evaluate=lambda: None)
         return other
 
     def with_cost(self, cost: JobCost | None) -> Prediction:

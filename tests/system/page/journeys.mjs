@@ -328,7 +328,7 @@ await journey('what is refused says why, and the page goes on', async () => {
   const page = await opened('#/look?model=no-such-model&hardware.gpu=rtx-4090', { alone: true })
   await page.getByRole('alert').filter({ hasText: 'no-such-model' }).waitFor()
   const told = await page.getByRole('alert').textContent()
-  demand(told.trim().startsWith('model got') && told.includes('drop its config.json'), `it says ${told}`)
+  demand(told.trim().startsWith('model: got') && told.includes('drop its config.json'), `it says ${told}`)
   demand((await page.getByRole('combobox', { name: 'Card' }).inputValue()) === 'rtx-4090', 'the card is gone from its list')
   const box = page.getByRole('combobox', { name: 'Model' })
   await box.fill('gpt2')
@@ -337,12 +337,33 @@ await journey('what is refused says why, and the page goes on', async () => {
   await phrase(page).filter({ hasText: /fit/ }).waitFor()
   demand((await page.getByRole('alert').count()) === 0, 'still refused')
   await box.fill('nothing-of-that-name')
-  await page.getByRole('status').filter({ hasText: 'No bundled model is called so' }).waitFor()
+  await page.getByRole('status').filter({ hasText: 'No bundled model has that name' }).waitFor()
   await box.press('Escape')
   await page.route('**/api/look', (route) => route.abort())
   await page.getByRole('slider', { name: 'Batch per card, slider' }).press('ArrowLeft')
   await page.getByRole('alert').filter({ hasText: /^\s*the server does not answer/ }).waitFor()
   page.wrong = page.wrong.filter((each) => !each.includes('ERR_FAILED'))
+  return [page]
+})
+
+await journey('what has no control of its own is shown, and what is refused of it is taken back', async () => {
+  const page = await opened(`${JOB}&hardware.gpus=8&parallel.tensor=3&lora.targets=["q_proj","o_proj"]`, { alone: true })
+  await page.getByRole('alert').filter({ hasText: 'parallel.tensor: got' }).waitFor()
+  await page.locator('aside').getByText('parallel.tensor: 3').waitFor()
+  await page.locator('aside').getByText('q_proj, o_proj').waitFor()
+  demand((await page.getByRole('radio', { name: 'PEFT default' }).isChecked()) === false, 'targets that are listed pass for the default')
+  await clean(page, 'refused')
+  await page.getByRole('button', { name: 'Remove parallel.tensor' }).last().click()
+  await phrase(page).filter({ hasText: /fit/ }).waitFor()
+  demand((await page.locator('.trust').textContent()).startsWith('How far to trust this: RTX 4090'), 'how far to trust it is not said')
+  demand((await page.getByRole('alert').count()) === 0, 'still refused')
+  return [page]
+})
+
+await journey('an amount of data that nobody gave is said to be assumed', async () => {
+  const page = await opened('#/look?model=gpt2&hardware.gpu=rtx-4090')
+  await planned(page)
+  await page.getByText('10,000,000 tokens x 3 epochs are assumed: set').waitFor()
   return [page]
 })
 

@@ -52,6 +52,14 @@ class TestRecognised:
         ):
             assert recognises(yaml_document(text, "x.yaml")) is expected
 
+    def test_a_list_that_nothing_reads_is_told_once(self, read: Any) -> None:
+        """An editor marked each of its values, thousands of lines of them."""
+        assert unread(read("my_own: [1, 2, [3, 4]]\nothers:\n  - {rows: 1}\n")).keys() == {
+            "base_model",
+            "my_own",
+            "others.0.rows",
+        }
+
     def test_what_rents_cards_trains_nothing(self, tmp_path: Path) -> None:
         file = tmp_path / "cloud.yaml"
         file.write_text("provider: modal\ngpu: h100\ngpu_count: 8\nsecrets: [HF_TOKEN]\n")

@@ -60,6 +60,7 @@ export interface Looked {
   verdict: Verdict
   phrase: string
   lines: string[]
+  trust: string
   card_bytes: number | null
   phases: Phase[]
   job: Record<string, unknown>

@@ -39,5 +39,9 @@ export const STYLE: Record<string, 'good' | 'warn' | 'bad' | 'plain'> = {
 /** Beside a colour always a sign: colour alone tells nobody who cannot see it. */
 export const SIGN: Record<string, string> = { fits: '✓', 'may not fit': '?', 'does not fit': '✕', 'not resolved': '?', refused: '–' }
 
+/** What a plan says first where the job has no amount of data (planning/plan.py, `with_data`); '' where it has one. */
+export const assumedData = (plan: { assumptions: string[] } | null): string =>
+  plan?.assumptions.find((each) => each.startsWith('no amount of data given'))?.split(':')[0] ?? ''
+
 /** Changes a machine's name already tells (report/plan/words.py, `RENTED`). */
 export const RENTED = new Set(['hardware.gpu', 'hardware.gpus', 'hardware.nodes', 'hardware.interconnect', 'hardware.inter_node_gbps'])

@@ -5,6 +5,7 @@ A new format is one file with `documents(path) -> Iterator[Found]` and a line in
 bounds.py     Limits on what is read: a job file or a config.json may come from anyone
 json.py       A job in JSON: one object a file
 jsonlines.py  Many jobs in JSON Lines: one object a line, read a line at a time
+toml.py       A job in TOML: one file, its sections the mappings of the job
 yaml.py       A job in YAML: one mapping a file, read by PyYAML's safe loader
 """
 
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 DATA_FILES = ("lengths", "path", "tokenizer")
 """Of a job's `data`, what may name a file."""
-FORMATS: Mapping[str, str] = {".yaml": "yaml", ".yml": "yaml", ".json": "json", ".jsonl": "jsonlines"}
+FORMATS: Mapping[str, str] = {".yaml": "yaml", ".yml": "yaml", ".json": "json", ".toml": "toml", ".jsonl": "jsonlines"}
 """By ending, the file here that reads it."""
 
 

@@ -41,7 +41,7 @@ def with_lines(text: str, where: str) -> tuple[Any, dict[str, int]]:
         lines = dict(_lines(node))
         value = loader.construct_document(node)
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
+        mark = _mark_of(error)
         place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
         raise UsageError(f"{where}: {place}not YAML: {_reason(error)}") from None
     except yaml.YAMLError:
@@ -56,6 +56,12 @@ def with_lines(text: str, where: str) -> tuple[Any, dict[str, int]]:
             loader.dispose()
     check_shape(value, where)
     return value, lines
+
+
+def _mark_of(error: Any) -> Any:
+    """Where to look: of a quote that is never closed where it opens, not the end of the file."""
+    unclosed = error.problem == "found unexpected end of stream"
+    return (unclosed and error.context_mark) or error.problem_mark or error.context_mark
 
 
 def _reason(error: Any) -> str:

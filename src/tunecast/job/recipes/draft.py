@@ -23,6 +23,8 @@ from tunecast.job.recipes.document import Document, leaves
 from tunecast.job.recipes.recipe import Assumed, NotUnderstood, Place, Recipe
 
 UNKNOWN_KEY = "nothing here reads this key"
+_LIST_PLACES = re.compile(r"(?<=.)(\.\d+)+$")
+"""Values of a list that nothing reads are told once, by its key."""
 MOST_REPORTED = 200
 """Of keys a file leaves; the rest is counted."""
 
@@ -193,7 +195,7 @@ class Draft:
     def finish(self) -> Recipe:
         missing = self._not_understood
         for keys in self._files:
-            for name, _ in keys.left():
+            for name in dict.fromkeys(_LIST_PLACES.sub("", name) for name, _ in keys.left()):
                 if len(missing) < MOST_REPORTED and (keys.place(name).file, name) not in missing:
                     place = keys.place(name)
                     missing[place.file, name] = NotUnderstood(name, place.file, place.line, UNKNOWN_KEY)

@@ -429,7 +429,7 @@ async def trace(ls: Server, uri: str, file: Watched) -> dict[str, Any]:
     text, path = file.text, file.path
     if not show.is_script(file):
         raise NotAnswered("only Python scripts are traced; of other files: plan or fit", expected=True)
-    if saved_text(path) != text.text:
+    if saved_text(path) != text.text.removeprefix("\ufeff"):
         raise NotAnswered("the file has changes that are not saved. To fix: save it, and trace again", expected=True)
     flags = card_flags(both(file.asked, asked_in(comment_of(text.text)))._replace(gpus=None))
     async with progress_of(ls, f"tracing {path.name}") as passed:
@@ -444,8 +444,9 @@ async def trace(ls: Server, uri: str, file: Watched) -> dict[str, Any]:
 
 
 def saved_text(path: Path) -> str | None:
+    """Without a byte order mark, which most editors keep to themselves."""
     try:
-        return path.read_bytes().decode("utf-8", "replace") if path.stat().st_size <= MOST_BYTES else None
+        return path.read_bytes().decode("utf-8-sig", "replace") if path.stat().st_size <= MOST_BYTES else None
     except OSError:
         return None
 

@@ -27,6 +27,8 @@ from tunecast.records import NamedTuple
 from tunecast.tape.build.fill_in import fill_in_of
 
 Overrides = Mapping[str, object]
+ORDER_MARK = "\ufeff"
+"""Some editors begin a file with it, and then it stays there."""
 BACKUP = ".orig"
 """As `patch --backup` has it."""
 
@@ -104,9 +106,10 @@ def _read(path: Path, text: str, flags: Overrides) -> ReadBack | None:
 
 def edited(text: str, overrides: Overrides, *, is_json: bool = False) -> str:
     """The text of a YAML or JSON mapping with dotted fields set. Raises ValueError where it is no such text."""
+    order_mark, text = text[: text.startswith(ORDER_MARK)], text.removeprefix(ORDER_MARK)
     for dotted, value in overrides.items():
         text = _with_value(text, dotted.split("."), value, is_json)
-    return text
+    return order_mark + text
 
 
 def _with_value(text: str, names: Sequence[str], value: object, is_json: bool) -> str:
@@ -148,8 +151,8 @@ def _below(names: Sequence[str], value: object) -> str:
 def _root(text: str) -> Any:
     yaml = import_module("yaml")
     # A tab between JSON's tokens is a blank to JSON and an error to PyYAML; places stay the same.
-    root = yaml.compose(text.lstrip("\ufeff").replace("\t", " "), Loader=yaml.SafeLoader)
-    if root is None or root.id != "mapping" or not root.value or text.startswith("\ufeff"):
+    root = yaml.compose(text.replace("\t", " "), Loader=yaml.SafeLoader)
+    if root is None or root.id != "mapping" or not root.value:
         raise ValueError("not a mapping of fields")
     return root
 

@@ -107,7 +107,11 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "what the page shows of a job at once: the verdict in words, the job with every default, its prediction, cards "
         "and memory phase by phase",
         takes=of_job(
-            cards={"type": "boolean", "description": "false: `cards` is null, and the rest comes in half the time"}
+            cards={
+                "type": "boolean",
+                "description": "false: `cards` and `outside.evaluation` are null, and the rest comes in a third of "
+                "the time",
+            }
         ),
         schema="tunecast.look/1",
     ),

@@ -18,9 +18,11 @@ from tunecast.report.run.verdict import verdict_lines
 
 
 def look(job: Job, *, every_card: bool = True) -> dict[str, Any]:
-    """`tunecast.look/1`. Without `every_card` its `cards` is null: they take as long as all else together."""
+    """`tunecast.look/1`. Without `every_card` its `cards` is null, which take longer than all else together, and so is
+    the prediction's `outside.evaluation`, for which the run is replayed once more."""
     found = predict(job, engine="analytic")
-    figures = JobReport(found).figures
+    report = JobReport(found)
+    figures = report.figures
     phrase, *lines = verdict_lines(figures)
 
     def on_card(gpu: str) -> Prediction:
@@ -33,9 +35,10 @@ def look(job: Job, *, every_card: bool = True) -> dict[str, Any]:
         "verdict": found.on_card.verdict,
         "phrase": phrase,
         "lines": lines,
+        "trust": report.trust(),
         "card_bytes": figures.card_bytes,
         "phases": [phase._asdict() for phase in figures.phases],
         "job": found.job.to_dict(),
-        "prediction": found.to_dict(),
+        "prediction": (found if every_card else found.without_evaluation()).to_dict(),
         "cards": cards_by_generation(found, on_card).to_dict() if every_card else None,
     }

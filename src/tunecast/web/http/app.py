@@ -125,7 +125,7 @@ def _endpoint(
                 return Response(await _unless_gone(desk.answer(endpoint.question, body), request), media_type=JSON)
             if endpoint.work == "follow":
                 return await _stream(desk.follow(endpoint.question, body), request)
-            work = pool.events(endpoint.question, body, uploaded=endpoint.work == "upload")
+            work = pool.events(endpoint.question, body, endpoint.work)
             if endpoint.work == "stream":
                 return await _stream(work, request)
             return _response(endpoint, await _unless_gone(_last(work), request))

@@ -3,7 +3,8 @@
 Two kinds, so that a slow plan never stands in the way of a prediction:
 
     lanes   as many as there are cores, for questions of a moment; each keeps what it built for the jobs it answered
-    once    a process per question that takes long or parses what was uploaded, a few at a time; the rest waits its turn
+    once    a process per question that takes long or parses what was uploaded, a few at a time of each `Work`; the rest
+            waits its turn, an upload behind uploads and never behind a plan
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class PoolLimits(NamedTuple):
 
     lanes: int
     once: int
-    """Children at a time."""
+    """Children at a time, of each work."""
     waiting: int = 256
     """Questions that wait for a lane."""
     waiting_once: int = 32
@@ -64,6 +65,27 @@ class RequestRefused(Exception):
 BUSY = "all of the server's processes are busy, and as many questions wait as may. To fix: ask again in a moment"
 TOO_LONG = "not answered within {0:g} s, the most that a request may take. To fix: ask for less at once"
 GONE = "the process that worked on this ended: it needs more memory or time than a request may have"
+
+
+class Line:
+    """Questions that wait for one of a few places."""
+
+    def __init__(self, places: int, most_waiting: int) -> None:
+        self._free = asyncio.Semaphore(places)
+        self._most, self._waiting = most_waiting, 0
+
+    async def enter(self) -> None:
+        """Raises `RequestRefused` where as many wait as may."""
+        if self._waiting >= self._most:
+            raise RequestRefused.of(429, "busy", BUSY)
+        self._waiting += 1
+        try:
+            await self._free.acquire()
+        finally:
+            self._waiting -= 1
+
+    def leave(self) -> None:
+        self._free.release()
 
 
 class Worker:
@@ -161,20 +183,13 @@ class Pool:
         self.folder, self.limits, self.hub = folder, limits, hub
         self._nursery = start_nursery(folder, hub=hub)
         self._free: list[Worker] = []
-        self._lanes = asyncio.Semaphore(limits.lanes)
-        self._once = asyncio.Semaphore(limits.once)
+        self._lanes = Line(limits.lanes, limits.waiting)
+        self._once = {work: Line(limits.once, limits.waiting_once) for work in ("once", "stream", "upload")}
         self._asked: set[asyncio.Future[bytes]] = set()
-        self.waiting = self.waiting_once = 0
 
     async def answer(self, question: str, body: bytes, likeness: Hashable) -> bytes:
         """By a lane. Raises `RequestRefused`."""
-        if self.waiting >= self.limits.waiting:
-            raise RequestRefused.of(429, "busy", BUSY)
-        self.waiting += 1
-        try:
-            await self._lanes.acquire()
-        finally:
-            self.waiting -= 1
+        await self._lanes.enter()
         # A client that goes away does not take the lane's answer with it: the lane would have to be thrown away.
         asked = asyncio.ensure_future(self._by_lane(question, body, likeness))
         self._asked.add(asked)
@@ -211,7 +226,7 @@ class Pool:
         finally:
             if lane is not None:
                 lane.end()
-            self._lanes.release()
+            self._lanes.leave()
 
     async def _lane(self, likeness: Hashable) -> Worker:
         """Of those that are free, the one that answered its like last."""
@@ -223,18 +238,11 @@ class Pool:
         lane.likeness = likeness
         return lane
 
-    async def events(
-        self, question: str, body: bytes, *, uploaded: bool = False
-    ) -> AsyncGenerator[tuple[bytes, bytes]]:
-        """By a process of its own, which ends with whoever reads this. Raises `RequestRefused`."""
-        limits = self.limits
-        if self.waiting_once >= limits.waiting_once:
-            raise RequestRefused.of(429, "busy", BUSY)
-        self.waiting_once += 1
-        try:
-            await self._once.acquire()
-        finally:
-            self.waiting_once -= 1
+    async def events(self, question: str, body: bytes, work: str) -> AsyncGenerator[tuple[bytes, bytes]]:
+        """By a process of its own, which ends with whoever reads this. Raises `RequestRefused`. `work` is one of
+        `Work` that is done so (api/endpoints.py)."""
+        limits, line, uploaded = self.limits, self._once[work], work == "upload"
+        await line.enter()
         cpu_s = limits.upload_cpu_s if uploaded else limits.once_cpu_s
         seconds = cpu_s * limits.patience
         worker: Worker | None = None
@@ -256,7 +264,7 @@ class Pool:
         finally:
             if worker is not None:
                 worker.end()
-            self._once.release()
+            line.leave()
 
     async def _worker(self, kind: str, **limits: Any) -> Worker:
         if not self._nursery.is_alive:
