@@ -36,6 +36,7 @@ def test_every_setting_makes_another_job() -> None:
         job(method="qlora", hardware={"gpus": 8}),
         job(hardware={"gpus": 8}, parallel={"data": "zero1"}),
         job(hardware={"gpus": 8}, parallel={"data": "fsdp"}),
+        job(task="grpo"),
     ]
     count = 0
     for each in jobs:
@@ -83,3 +84,10 @@ def test_what_is_said_of_the_result_names_who_said_it() -> None:
     assert not silent
     (weights,) = (rung for rung in LESS_MEMORY if rung.group == "weights_dtype")
     assert weights.quality(job()) and not weights.quality(job(method="lora")), "frozen weights are not updated"
+
+
+def test_completions_are_written_by_vllm_where_its_trainer_knows_it() -> None:
+    (rung,) = (rung for rung in LESS_TIME if rung.group == "engine")
+    assert list(rung.settings(job(task="grpo"))) == [{"rl.engine": "vllm"}]
+    assert not list(rung.settings(job(task="grpo", rl={"engine": "vllm"})))
+    assert not list(rung.settings(job(task="ppo"))) and not list(rung.settings(job()))

@@ -305,3 +305,9 @@ def test_a_bundled_model_has_what_the_search_needs() -> None:
     for name, entry in bundled_models().items():
         assert entry["parameters"] > 0
         assert read({"model": name}, method="lora").model == name
+
+
+def test_a_reserve_larger_than_the_card_is_refused_once(shell: Any) -> None:
+    """For all three methods alike: no table of a card with a negative capacity."""
+    code, out, err = shell("llama-3.1-8b", "--gpu", "rtx-4090", "--reserve", "900GiB")
+    assert (code, out) == (2, "") and err.count("hardware.reserve_bytes") == 1

@@ -68,6 +68,22 @@ def test_the_eu_for_sure(capsys):
     assert not any(row["provider"] in ("runpod", "lyceum") for row in answer["offers"])
 
 
+def test_the_eu_and_countries_are_one_wish(capsys):
+    """An offer in Finland and in the US is none of the US's in the EU."""
+    code, out, err = run(capsys, "--eu", "--country", "US")
+    assert (code, out) == (2, "")
+    assert (
+        err == "tunecast: error: --country: got US with --eu; allowed: countries of the EU, or one of the two flags\n"
+    )
+    both = told(capsys, "--eu", "--country", "US", "--country", "FI")["offers"]
+    assert both and all(set(row["countries"]) == {"FI"} for row in both)
+
+
+def test_spot_and_no_spot_contradict(capsys):
+    code, _, err = run(capsys, "--spot", "--no-spot")
+    assert code == 2 and "--spot: got it with --no-spot" in err
+
+
 def test_beyond_us_law(capsys):
     answer = told(capsys, "--no-cloud-act", "--no-spot")
     assert {row["exposure"] for row in answer["offers"]} == {"no-known-us-parent"}

@@ -10,6 +10,8 @@ from tunecast.door.read import read
 from tunecast.errors import UsageError
 from tunecast.job.mapping import job_from_dict
 from tunecast.market.offer import Offer
+from tunecast.planning.constraints import _remedy
+from tunecast.planning.search import Need
 from tunecast.planning.space import (
     Freedom,
     Setting,
@@ -103,6 +105,19 @@ def test_cards_that_cannot_share_the_batch_are_refused():
     of = space(offer(gpus=3), written=("parallel.layers",))
     assert not of.offers
     assert list(of.refused.values()) == ["the global batch of 4 rows cannot be shared evenly by 3 cards"]
+
+
+def test_a_job_too_large_for_a_machine_is_told_when_its_batch_feeds_no_more():
+    """Eight rows per step leave nothing to a second machine of eight cards: without more of them no advice helps."""
+    joined = offer(gpus=8, instance="p5.48xlarge", provider="aws")
+    few, many = space(joined, grad_accum=2), space(joined, grad_accum=8)
+    alone = space(offer(gpus=8), grad_accum=2)
+    block = next(few.blocks(one := only_rig(few)))
+    need = Need(2**50, 2**36, Setting(block.technique, block.spread, block.splits[0]), proven=True)
+    one_machine = [min(of.offers, key=lambda rig: rig.nodes) for of in (few, many, alone)]
+    told = [_remedy(rig, need, of, ()) for rig, of in zip(one_machine, (few, many, alone), strict=True)]
+    assert told[0].endswith("; more cards also need more rows per step (--grad-accum): 8 feed at most 8")
+    assert not any("rows per step" in each for each in told[1:])
 
 
 def test_techniques_are_those_the_user_left_open():

@@ -222,8 +222,17 @@ def test_the_smallest_gpu_that_fits() -> None:
     assert "was measured" not in report(measured)
     own = dataclasses.replace(FIGURES, least_card=LeastCard("a100-sxm-40gb", 40 * GIB, measured=False))
     assert "smallest" not in report(own)
-    none = dataclasses.replace(TOO_SMALL, least_card=LeastCard(None, 276 * GIB, measured=False))
+    least = LeastCard(None, 276 * GIB, measured=False)
+    none = dataclasses.replace(TOO_SMALL, least_card=least, smallest_capacity_bytes=277 * GIB)
     assert "no GPU is large enough, the largest has 276.00 GiB usable" in headline(none)
+
+
+def test_a_gpu_that_only_may_fit_is_not_called_too_small() -> None:
+    """Its 80 % range ends above the largest card; its point figure does not."""
+    doubtful = dataclasses.replace(
+        TOO_SMALL, least_card=LeastCard(None, 30 * GIB, measured=False), smallest_capacity_bytes=29 * GIB
+    )
+    assert "no GPU fits for sure; the largest has 30.00 GiB usable, and may" in headline(doubtful)
 
 
 def test_a_gpu_smaller_than_what_it_takes_here_says_why_it_fits() -> None:

@@ -217,6 +217,7 @@ LESS_MEMORY: tuple[Rung, ...] = (
 """The order is that of harm, then of what people do first."""
 
 LESS_TIME: tuple[Rung, ...] = (
+    Rung("engine", SAME, task_rungs.vllm_engine, note=task_rungs.ANOTHER_ENGINE),
     Rung("loss", SAME, _liger),
     Rung("attention", SAME, _where(lambda job: job.attention == "eager", {"attention": "sdpa"})),
     Rung("optimizer", SAME, _to("optimizer", lambda job: optimizer_of(job).fused)),

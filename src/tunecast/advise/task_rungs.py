@@ -8,11 +8,13 @@ from collections.abc import Iterator, Mapping
 from tunecast.job.job import Job
 from tunecast.job.kernels import liger_parts
 from tunecast.job.names import ROLLOUTS
+from tunecast.prediction.memory.vllm import could_use_vllm
 
 Overrides = Mapping[str, object]
 
 BEFORE_TRAINING = "the reference is asked once for each row before training, which takes as long as it does in an epoch"
 OTHER_CARDS = "the server has cards of its own, which cost too"
+ANOTHER_ENGINE = "vLLM has to be installed, and keeps its own share of the card (rl.vllm.memory_fraction)"
 SHORTER = "completions that need more tokens are cut, and rewarded as they are then"
 SMALLER_GROUPS = "each prompt's advantages are taken over fewer completions"
 BLURRED = "what is small in an image is lost"
@@ -42,6 +44,11 @@ def smaller_generations(job: Job) -> Iterator[Overrides]:
     for each in range(steps - 1, 0, -1):
         if steps % each == 0 and rows * each % job.rl.generations == 0:
             yield {"rl.steps_per_generation": each}
+
+
+def vllm_engine(job: Job) -> Iterator[Overrides]:
+    if could_use_vllm(job):
+        yield {"rl.engine": "vllm"}
 
 
 def sleeping_vllm(job: Job) -> Iterator[Overrides]:

@@ -19,6 +19,7 @@ from tunecast.job.names import ROLLOUTS
 from tunecast.job.optimizers import DEFAULT_OPTIMIZER, OPTIMIZERS
 from tunecast.job.stacks import SFT_STACK, stack_of
 from tunecast.prediction.data.batches import has_full_rows
+from tunecast.prediction.memory.vllm import could_use_vllm
 from tunecast.prediction.prediction import Prediction
 from tunecast.prediction.verdict import Verdict
 from tunecast.records import NamedTuple
@@ -96,6 +97,8 @@ def _decisive(job: Job) -> Iterator[tuple[str, Overrides]]:
     yield "hardware.gpu", {}
     if job.task == "sft":
         yield "stack", {"stack": SFT_STACK}
+    if could_use_vllm(job):
+        yield "rl.engine", {"rl.engine": "vllm"}
     yield "method", {"method": "lora"} if job.method == "full" else {}
     if job.micro_batch > 1:  # the batch of a step stays what it is
         yield "micro_batch", {"micro_batch": 1, "grad_accum": job.micro_batch * job.grad_accum}

@@ -67,6 +67,8 @@ def with_defaults(what: str, options: Mapping[str, Any], known: Iterable[str]) -
             allowed = f"{', '.join(every)}{nearest_hint(name, every)}"
             raise UsageError(f"{what}: got {name!r}; allowed: {allowed}", field=name)
         every[name] = names(value) if name in several else value
+    if every.get("spot") and every.get("no_spot"):
+        raise UsageError("--spot: got it with --no-spot; allowed: one of the two", field="--spot")
     return every
 
 

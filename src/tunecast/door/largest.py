@@ -90,6 +90,7 @@ def _most(source: Source, overrides: Overrides, predictions: Predictions) -> Lar
     model = resolve_model(jobs[0].model)
     positions = search.positions_of(model.raw)
     sequences, batches = [], []
+    refused: list[UsageError | NotResolved] = []
     for job in jobs:
         try:
             length, rows = (
@@ -99,12 +100,15 @@ def _most(source: Source, overrides: Overrides, predictions: Predictions) -> Lar
         except (UsageError, NotResolved) as error:
             if len(jobs) == 1:
                 raise
+            refused.append(error)
             why = error.message.splitlines()[0]
             sequences.append(LongestSequence(job.method, job.micro_batch, None, None, None, why))
             batches.append(LargestBatch(job.method, job.seq_len, None, None, None, why))
             continue
         sequences.append(_row(LongestSequence, most.SequenceFigure, job, length, search.with_rows_of, predictions))
         batches.append(_row(LargestBatch, most.BatchFigure, job, rows, search.with_rows, predictions))
+    if len(refused) == len(jobs) and len({error.message for error in refused}) == 1:
+        raise refused[0]  # what was asked is wrong, whatever the method
     return _largest(
         jobs, predictions, model, longest_sequence=tuple(sequences), largest_batch=tuple(batches), positions=positions
     )

@@ -77,8 +77,8 @@ def matching(offers: Iterable[Offer], filters: Filters, today: date) -> Matches:
         doubted += [(offer, NOT_KNOWN.get(flag, flag)) for offer, answer in answers if answer == "unknown"]
         left = [offer for offer, answer in answers if answer == "yes"]
         cut = cut or ("" if left else flag)
-    for wanted_countries in [*([filters.countries] if filters.countries else []), *([EU27] if filters.eu else [])]:
-        left = [narrowed(offer, wanted_countries) for offer in left]
+    if filters.countries or filters.eu:
+        left = [narrowed(offer, _wanted_countries(filters)) for offer in left]
     left.sort(key=lambda offer: (offer.usd_per_gpu_hour, order(offer)))
     unknown = Counter(why for _, why in doubted)
     return Matches(tuple(left), dict(unknown), tuple(doubted), cut)
@@ -122,12 +122,29 @@ def _tests(filters: Filters, offers: Iterable[Offer], today: date) -> Iterator[t
         named = filters.certified.lower().replace(" ", "").replace("-", "")
         certificate = _one_of("--certified", named, {name for of in providers().values() for name in of.certificates})
         yield "--certified", lambda offer: _certified(offer, certificate)
+    countries = _wanted_countries(filters)
     if filters.countries:
-        yield "--country", lambda offer: stands_in(offer, filters.countries)
+        yield "--country", lambda offer: stands_in(offer, countries)
     if filters.eu:
-        yield "--eu", lambda offer: stands_in(offer, EU27)
+        yield "--eu", lambda offer: stands_in(offer, countries)
     if filters.no_cloud_act:
         yield "--no-cloud-act", beyond_us_law
+
+
+def _wanted_countries(filters: Filters) -> frozenset[str]:
+    """With --eu those of --country in the EU: an offer with one region here and one there meets neither wish in both.
+
+    Raises `UsageError` where none is left.
+    """
+    named = frozenset(filters.countries)
+    if not filters.eu:
+        return named
+    if named and not named & EU27:
+        got = ", ".join(filters.countries)
+        raise UsageError(
+            f"--country: got {got} with --eu; allowed: countries of the EU, or one of the two flags", field="--country"
+        )
+    return named & EU27 if named else EU27
 
 
 def inside(offer: Offer) -> Link:

@@ -12,8 +12,9 @@ from tunecast.job.stacks import stack_of
 from tunecast.market.offer import Offer
 from tunecast.planning.choice import Choice, Constraints, Plan, Refusal
 from tunecast.planning.search import Need, Outcome
-from tunecast.planning.space import Freedom, Rig, Space
+from tunecast.planning.space import Freedom, Rig, Space, joined_up_to
 from tunecast.records import replace
+from tunecast.tape.build.sharding.scheme import rows_per_step
 from tunecast.units import gib, hours
 
 MOST_TOLD = 6
@@ -112,7 +113,16 @@ def _remedy(rig: Rig, need: Need, space: Space, fitting: Iterable[Rig]) -> str:
         return f"{more[0].hardware}, which fits"
     if need.of_host:
         return "a machine with more host RAM; if yours has it: tunecast offers add"
-    return " or ".join([*_milder(space, rig), larger_card(need.needs_bytes)])
+    return " or ".join([*_milder(space, rig), larger_card(need.needs_bytes) + _rows_for_more(space, rig)])
+
+
+def _rows_for_more(space: Space, rig: Rig) -> str:
+    """Of machines that join, where the rows of a step do not feed twice the cards."""
+    rows = rows_per_step(space.job)
+    joins = any((joined_up_to(offer) or 1) > rig.nodes for offer in space.offers.get(rig, ()))
+    if not joins or rows % (2 * rig.cards) == 0:
+        return ""
+    return f"; more cards also need more rows per step (--grad-accum): {rows} feed at most {rows}"
 
 
 def _milder(space: Space, rig: Rig) -> Iterator[str]:

@@ -15,6 +15,7 @@ from tunecast.planning.bill import ONCE, Biller
 from tunecast.planning.choice import AvoidableCost, Choice
 from tunecast.planning.estimate import Timed
 from tunecast.prediction.engines import analytic
+from tunecast.prediction.outside.sharded_files import writes_parts
 from tunecast.records import replace
 
 WORTH = 0.02
@@ -65,7 +66,8 @@ def _other_settings(choice: Choice, phases: dict[str, float], is_spot: bool) -> 
     job, total_s = choice.job, sum(phases.values())
     if job is None:
         return
-    if phases.get("checkpoints", 0.0) > WORTH * total_s and not (job.run.save_only_model or is_spot):
+    needs_optimizer = is_spot or writes_parts(job)  # the Trainer writes parts of a model with the optimizer's alone
+    if phases.get("checkpoints", 0.0) > WORTH * total_s and not (job.run.save_only_model or needs_optimizer):
         without = replace(job, run=replace(job.run, save_only_model=True))
         yield from _predict("save checkpoints without the optimizer (run.save_only_model)", without, choice)
     data = job.data

@@ -35,6 +35,13 @@ def _batch(plan: Plan, job: Job) -> tuple[Taken, ...]:
     return (Taken(BATCH, rows, "transformers' default", {"grad_accum": LARGER * job.grad_accum}),)
 
 
+def _with_room(each: Taken, job: Job) -> Taken:
+    """vLLM's share of the card is what a plan without it gives to activations: beside it the job's own setting counts."""
+    if each.field != "rl.engine":
+        return each
+    return each._replace(instead={**each.instead, "gradient_checkpointing": job.gradient_checkpointing})
+
+
 def with_taken(plan: Plan, terms: Terms, learned: Mapping[str, Learned] | None = None) -> Plan:
     """The plan with what its job leaves open, each tried with another value on the best choice's own machine.
     `learned`: by card, what the plan was made with."""
@@ -44,7 +51,11 @@ def with_taken(plan: Plan, terms: Terms, learned: Mapping[str, Learned] | None =
     runs = (learned or {}).get(best.fleet.gpu.name)
     done = analytic(best.job, learned=runs)
     every_other = taken(best.job, done.model.model_type)
-    others = (each for each in every_other if each.field not in CHOSEN and each.field not in best.changes)
+    others = (
+        _with_room(each, plan.job or best.job)
+        for each in every_other
+        if each.field not in CHOSEN and each.field not in best.changes
+    )
     every = (*_batch(plan, best.job), *others)
     biller, machine = Biller(best.job, terms), best.fleet
 

@@ -126,6 +126,11 @@ class VllmEngine(NamedTuple):
         return self.requested_bytes - self.cache_bytes + self.longest * self.token_bytes
 
 
+def could_use_vllm(job: Job) -> bool:
+    """Whether `generate()` of transformers writes what vLLM could: PPOTrainer does not know vLLM."""
+    return job.task in ("grpo", "rloo") and job.rl.engine == "transformers"
+
+
 def generates_by_vllm(job: Job) -> bool:
     return job.task in ROLLOUTS and job.rl.engine == "vllm"
 

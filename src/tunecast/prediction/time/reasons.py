@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from tunecast.job.job import Job
+from tunecast.prediction.memory.vllm import could_use_vllm
 from tunecast.prediction.outside.host_memory import processes
 from tunecast.prediction.values import HostNeeds
 from tunecast.units import percent
@@ -95,9 +96,10 @@ def _bound(job: Job, step: StepTime, layers: int | None) -> str:
         each = f" ({step.kernels // (layers * job.grad_accum):,} per layer)" if step.kernels and layers else ""
         free = _free_batch(job, step)
         more = f"; micro_batch {free} would take about as long" if free > job.micro_batch else ""
+        remedy = "vLLM generates with far fewer (rl.engine: vllm)" if could_use_vllm(job) else "torch.compile lowers it"
         return (
             f"launch-bound: the host needs {step.cpu_s:.2f} s to launch {count}{each}, the GPU "
-            f"{step.gpu_busy_s:.2f} s to run them{more}; torch.compile lowers it"
+            f"{step.gpu_busy_s:.2f} s to run them{more}; {remedy}"
         )
     if step.bound_by == "communication":
         hidden = ", not all of it hidden" if step.breakdown_s.get("communication") else ""

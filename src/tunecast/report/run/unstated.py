@@ -22,9 +22,11 @@ TITLE = "Not given, so taken"
 WORTH_BYTES = 50 * MIB
 """Less is not told of what fills a card."""
 
+ENGINES = {"transformers": "transformers' generate()", "vllm": "vLLM"}
 NAMES: Mapping[str, Callable[[Any], str]] = {
     "hardware.gpu": lambda name: card_name(gpu_named(name).name),
     "stack": lambda stack: STACKS[stack].title or stack,
+    "rl.engine": lambda engine: f"completions by {ENGINES[engine]}",
     "method": lambda method: {"full": "full fine-tuning", "lora": "LoRA", "qlora": "QLoRA"}[method],
     "micro_batch": lambda rows: f"batch {rows} per GPU",
     "global_batch": lambda rows: f"{rows} rows per optimizer step",
@@ -44,6 +46,7 @@ NAMES: Mapping[str, Callable[[Any], str]] = {
 INSTEAD: Mapping[str, Callable[[Any], str]] = {
     **NAMES,
     "micro_batch": lambda rows: f"batch {rows}",
+    "rl.engine": lambda engine: ENGINES[engine],
     "seq_len": lambda tokens: f"{tokens:,}",
     "weights_dtype": str,
     "lora.targets": str,

@@ -90,7 +90,9 @@ def _smallest(figures: Figures, room: Room) -> list[str]:
     if card is None:
         return []
     if card.name is None:
-        return [f"no GPU is large enough, the largest has {gib(card.usable_bytes)} usable"]
+        largest = f"the largest has {gib(card.usable_bytes)} usable"
+        may_fit = least_bytes is not None and least_bytes <= card.usable_bytes
+        return [f"no GPU fits for sure; {largest}, and may" if may_fit else f"no GPU is large enough, {largest}"]
     if card.name == figures.gpu:
         return []
     return [f"smallest GPU that fits: {_card(card, room, least_bytes)}"]
