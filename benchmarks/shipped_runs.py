@@ -54,7 +54,7 @@ SOFTWARE = {
     "torch": "2.11.0", "transformers": "5.17.0", "peft": "0.21.0", "bitsandbytes": "0.50.2", "liger_kernel": "0.8.5",
 }  # fmt: skip
 UNKNOWN_CARDS = ("gaudi2",)
-"""Cards of published rows that are not in the catalogue."""
+"""Cards of published rows whose runs are not shipped."""
 Row = dict[str, Any]
 
 

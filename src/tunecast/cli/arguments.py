@@ -35,7 +35,7 @@ class Parser(argparse.ArgumentParser):
         """Flags that --help shows, in its order; none: all there are."""
         if short:
             self.add_argument(
-                "--help-all", action=HelpAll, nargs=0, help="every flag in groups, with its default, and exit"
+                "--help-all", action=HelpAll, nargs=0, help="show every flag, in groups, with its default, and exit"
             )
 
     def error(self, message: str) -> NoReturn:
@@ -166,7 +166,9 @@ def add_tracing_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("tracing")
     limits = TraceLimits()
     group.add_argument(
-        "--python", metavar="PATH", help="interpreter that has your torch (default: ours, or the active environment's)"
+        "--python",
+        metavar="PATH",
+        help="Python with your torch (default: tunecast's, or the active environment's)",
     )
     group.add_argument(
         "--time-limit",
@@ -180,7 +182,7 @@ def add_tracing_flags(parser: argparse.ArgumentParser) -> None:
         metavar="GIB",
         type=number(0, 1e5, "GiB"),
         default=limits.memory_bytes / GIB,
-        help=f"end it when it holds more host memory than this (default: {limits.memory_bytes / GIB:.0f})",
+        help=f"end it when it holds more host memory than this, in GiB (default: {limits.memory_bytes / GIB:.0f})",
     )
 
 
@@ -192,7 +194,7 @@ def add_output_flags(parser: argparse.ArgumentParser) -> None:
         "--details", action="store_true", help="everything: phases, modules, bytes, assumptions, versions"
     )
     add_json_flag(group)
-    group.add_argument("--html", metavar="FILE", help="write the run's memory over time as a page of its own")
+    group.add_argument("--html", metavar="FILE", help="write an HTML page of the run's memory over time")
     group.add_argument(
         "--snapshot", metavar="FILE", help="write the pickle that PyTorch's memory viewer (memory_viz) opens"
     )
@@ -203,7 +205,7 @@ def add_json_flag(parser: argparse._ActionsContainer) -> None:
 
 
 def add_calibration_flag(parser: argparse._ActionsContainer) -> None:
-    words = "leave out what `tunecast calibrate` measured on this machine and what was learned from measured runs"
+    words = "ignore what `tunecast calibrate` measured on this machine and what was learned from measured runs"
     parser.add_argument("--no-calibration", action="store_true", help=words)
 
 

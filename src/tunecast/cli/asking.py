@@ -22,9 +22,12 @@ QUIET_S = 1.0
 def add_asking_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("how it is answered")
     group.add_argument(
-        "--engine", metavar="NAME", default=engines.DEFAULT_ENGINE, help=f"default: {engines.DEFAULT_ENGINE}"
+        "--engine",
+        metavar="NAME",
+        default=engines.DEFAULT_ENGINE,
+        help=f"analytic or traced (default: {engines.DEFAULT_ENGINE})",
     )
-    group.add_argument("--python", metavar="PATH", help="with --engine traced: the interpreter that has your torch")
+    group.add_argument("--python", metavar="PATH", help="with --engine traced: Python with your torch")
     add_json_flag(group)
 
 

@@ -15,24 +15,32 @@ from tunecast.units import GB, TERA
 
 USAGE = "tunecast calibrate [options]"
 DESCRIPTION = """\
-Measures the GPU of this machine in under two minutes: matrix products by dtype, copies, attention, what launching an
-operation, planning attention for a new length and starting a program of the Trainer take of the host, and an all-reduce
-where there are several cards. The result is kept in your data folder; predictions for this kind of card use it from
-then on, on this machine. `--no-calibration` of predict leaves it out."""
+Measures this machine's GPU in under two minutes: matrix products by dtype, copies, attention, an all-reduce if there
+are several cards, and the host time to launch an operation, to plan attention for a new length and to start a Trainer
+program. The result is kept in your data folder, and predictions for this kind of card on this machine use it from then
+on, except with --no-calibration (predict, plan, fit, compare)."""
 EPILOG = """\
 examples:
   tunecast calibrate                                        with the active environment's torch
-  tunecast calibrate --python ~/train/.venv/bin/python      with another one's
-  tunecast calibrate --json > h100.json                     print it; nothing is kept
+  tunecast calibrate --python ~/train/.venv/bin/python      with another environment's
+  tunecast calibrate --json > h100.json                     print it, keep nothing
 """
 
 
 def parser() -> Parser:
     made = Parser("calibrate", USAGE, DESCRIPTION, EPILOG)
-    made.add_argument("--python", metavar="PATH", help="the interpreter that has torch")
-    made.add_argument("--seconds", metavar="N", type=float, default=100.0, help="stop measuring after this long (100)")
     made.add_argument(
-        "--gpu", metavar="NAME", help="which card of `tunecast gpus` it is, where torch's name is unknown"
+        "--python", metavar="PATH", help="Python with your torch (default: tunecast's, or the active environment's)"
+    )
+    made.add_argument(
+        "--seconds",
+        metavar="N",
+        type=float,
+        default=100.0,
+        help="stop measuring after this many seconds (default: 100)",
+    )
+    made.add_argument(
+        "--gpu", metavar="NAME", help="name of the card in `tunecast gpus`, if torch's name for it is unknown"
     )
     made.add_argument("--json", action="store_true", help="print what was measured instead of keeping it")
     return made

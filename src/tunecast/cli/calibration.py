@@ -14,13 +14,14 @@ from tunecast.report.runs.learned import calibration_text, diff_text, reset_text
 
 USAGE = "tunecast calibration [show] | diff JOB [--since DAY] | reset --gpu NAME | --all [--undo]   [options]"
 DESCRIPTION = """\
-What predictions learned from runs that were measured (`tunecast runs`): by card, stack, model and host, how much longer
-steps were than predicted, and which runs do not count and why. This is not `tunecast calibrate`, which measures the GPU
-of this machine in two minutes by products and copies; both are used, and --no-calibration of predict leaves both out.
+Shows what predictions learned from measured runs (`tunecast runs`): how much longer or shorter steps were than
+predicted, by card, stack, model and host, and which runs do not count and why. This is not `tunecast calibrate`, which
+measures this machine's GPU in under two minutes. Both are used; --no-calibration (predict, plan, fit, compare) ignores
+both.
 
-  show        what was learned, from which runs; --gpu: of one card
-  diff JOB    what a prediction says with it and without; --since DAY: and with what runs before that day had taught
-  reset       runs until now no longer count, of a card or --all; they stay in the store, and --undo takes it back"""
+  show        show what was learned, and from which runs; --gpu: for one card
+  diff JOB    predict a job with and without it; --since DAY: also with what runs before that day had taught
+  reset       stop counting earlier runs, of one card or --all; they stay in the store, and --undo reverts the reset"""
 EPILOG = """\
 examples:
   tunecast calibration show
@@ -40,9 +41,11 @@ TAKES: Mapping[str, frozenset[str]] = {
 def parser() -> Parser:
     made = Parser("calibration", USAGE, DESCRIPTION, EPILOG, SHORT)
     made.add_argument("words", metavar="ACTION", nargs="*", help=f"{', '.join(TAKES)} (default: show)")
-    made.add_argument("--since", metavar="DAY", help="diff: with what runs before that day had taught: a day, or 30d")
-    made.add_argument("--all", action="store_true", help="reset: runs of every card")
-    made.add_argument("--undo", action="store_true", help="reset: take the last reset back")
+    made.add_argument(
+        "--since", metavar="DAY", help="diff: also with what runs before that day had taught: a day, or 30d"
+    )
+    made.add_argument("--all", action="store_true", help="reset: for every card")
+    made.add_argument("--undo", action="store_true", help="reset: revert the last reset")
     add_json_flag(made)
     add_job_flags(made)
     return made

@@ -11,17 +11,17 @@ from tunecast.report.lists.launch import jobs_text, launched_text
 
 USAGE = "tunecast cancel ID|GROUP [--json]"
 DESCRIPTION = """\
-Stops a job that `tunecast launch` started, or all jobs of a group; files stay. One that is over stays as it is."""
+Stops a job that `tunecast launch` started, or all jobs of a group. Files are kept; a finished job stays as it is."""
 EPILOG = """\
 examples:
   tunecast cancel llama-3-1-8b-lora
-  tunecast cancel sweep-3fa2c1          all that were launched together
+  tunecast cancel sweep-3fa2c1          all jobs launched together
 """
 
 
 def parser() -> Parser:
     made = Parser("cancel", USAGE, DESCRIPTION, EPILOG)
-    made.add_argument("id", metavar="ID", help="as `tunecast jobs` lists it")
+    made.add_argument("id", metavar="ID", help="id of a job or group, as listed by `tunecast jobs`")
     add_json_flag(made)
     return made
 

@@ -22,22 +22,22 @@ from tunecast.report.run.job import title_of
 
 USAGE = "tunecast compare A B [options]"
 DESCRIPTION = """\
-Two jobs: memory, time and cost of both, the fields that differ, and what each of them costs. A and B are job files or
-models; flags hold for both. A lone A is compared with itself changed by --to FIELD=VALUE. Of several jobs (JSON Lines;
-a sweep, --set or --to lora.rank=8,16,64) each of A is compared with each of B, or, of a lone A without --to, the first
-with each of the others."""
+Compares two jobs: memory, time and cost of both, the fields that differ, and what each of them costs. A and B are job
+files or models; flags apply to both. A alone is compared with itself changed by --to FIELD=VALUE. With several jobs
+(JSON Lines; a sweep, --set or --to lora.rank=8,16,64) each of A is compared with each of B, or, without B and --to, the
+first with each of the others."""
 EPILOG = """\
 examples:
   tunecast compare before.yaml after.yaml
   tunecast compare llama-3.1-8b qwen3-8b --method lora --gpu l40s       two models, all else the same
-  tunecast compare job.yaml --to method=qlora --to micro_batch=4        one job, and what changes would do to it
+  tunecast compare job.yaml --to method=qlora --to micro_batch=4        one job, and what two changes would do
   tunecast compare llama-3.1-8b --method lora --gpu h100 --samples 10000 --to rank=64
-  tunecast compare job.yaml --to lora.rank=8,16,64 --json               three comparisons, a line each
+  tunecast compare job.yaml --to lora.rank=8,16,64 --json               three comparisons, one line each
   tunecast compare jobs.jsonl                                           the first job with each of the others
 
-Fields change one after the other in the order they are listed, and what one costs depends on those before it; the sum
-does not. Fields that only make a job together change together. The cost is that of the cheapest on-demand offer of
-exactly these machines (tunecast plan looks at others too). Exit code 0, whether they fit or not.
+Fields change one after another in the order listed, so the cost of one depends on those before it; the sum does not.
+Fields that are only valid together change together. The cost is that of the cheapest on-demand offer for exactly these
+machines (tunecast plan also looks at others). Exit code 0, whether they fit or not.
 """
 
 SHORT = ("--to", *COMMON, "--set", "--short", "--json", "--help-all")
@@ -52,7 +52,7 @@ def parser() -> Parser:
         metavar="FIELD=VALUE",
         action="append",
         default=[],
-        help="of B: a field, by its name: lora.rank, as its flag is called, rank, or as trainers call it",
+        help="field of B, by its name (lora.rank), its flag (rank), or as trainers call it",
     )
     made.add_argument("--short", action="store_true", help="one line instead of the whole answer")
     add_calibration_flag(made)

@@ -20,13 +20,13 @@ from tunecast.prediction.modelled import ENGINES
 from tunecast.records import NamedTuple
 
 USAGE = "tunecast completion bash|zsh|fish"
-DESCRIPTION = "Prints a script that completes commands, flags, values of flags, models and cards."
+DESCRIPTION = "Prints a script that completes commands, flags and their values, models and cards."
 EPILOG = """\
 examples:
   tunecast completion bash > ~/.local/share/bash-completion/completions/tunecast
   tunecast completion zsh > ~/.zfunc/_tunecast          with fpath=(~/.zfunc $fpath) before compinit in ~/.zshrc
   tunecast completion fish > ~/.config/fish/completions/tunecast.fish
-  source <(tunecast completion bash)                    in this shell alone
+  source <(tunecast completion bash)                    only in this shell
 """
 JOBS = ("plan", "predict", "fit", "largest", "compare", "explain-oom")
 """Commands whose words are jobs: files, or models."""

@@ -15,19 +15,19 @@ from tunecast.report.lists.data import data_text
 
 USAGE = "tunecast data PATH [options]"
 DESCRIPTION = """\
-Reads training data (a file, or a folder of them) and says how many samples and tokens it has and how long they are.
-With settings of a job (--seq-len, --micro-batch, --packing, --gpus) also what is cut, packed and padded. The data is
-read row by row and stays where it is."""
+Reads training data (a file, or a folder of them) and says how many samples and tokens it has and how long the
+samples are; with settings of a job (--seq-len, --micro-batch, --packing, --gpus) also what is cut, packed and padded.
+The data is read row by row and never leaves this machine."""
 EPILOG = """\
 examples:
   tunecast data train.jsonl
   tunecast data train.parquet --tokenizer ./Llama-3.1-8B --seq-len 4096 --packing
   tunecast data ./dataset --seq-len 2048 --micro-batch 4 --gpus 8 --json
 
-Formats: .jsonl, .json, .csv, .tsv, .txt, each also .gz, .bz2, .xz or .zst; .parquet, .arrow and folders that datasets
-saved with pip install 'tunecast[data]'. Rows: messages or conversations, prompt and completion, instruction and output,
-chosen and rejected, input_ids, text. Without --tokenizer, tokens are estimated from characters, and the answer says how
-well. A job takes the same file as data.path (--data-path).
+Formats: .jsonl, .json, .csv, .tsv, .txt, each also .gz, .bz2, .xz or .zst; .parquet, .arrow and folders saved by
+datasets need pip install 'tunecast[data]'. Rows: messages or conversations, prompt and completion, instruction and
+output, chosen and rejected, input_ids, text. Without --tokenizer, tokens are estimated from characters, and the answer
+says how accurately. A job takes the same file as data.path (--data-path).
 """
 SHORT = ("--tokenizer", "--seq-len", "--micro-batch", "--grad-accum", "--packing", "--gpus", "--stack", "--json",
          "--help-all")  # fmt: skip

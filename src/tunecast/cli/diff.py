@@ -19,21 +19,21 @@ from tunecast.report.lists.diff import diff_markdown, diff_text, headline
 
 USAGE = "tunecast diff [PATH...] [--base REVISION] [options]"
 DESCRIPTION = """\
-Of every training file that changed in a git repository: what it needed, took and cost before, what it does now, and
-which fields changed. Compared are the last commit and the working tree, or what --base and --staged say. Nothing is
-checked out and no file is executed."""
+Shows, for every training file that changed in a git repository, memory, time and cost before and now, and which fields
+changed. Compares the last commit with the working tree, or what --base and --staged say. Nothing is checked out and no
+file is executed."""
 EPILOG = """\
 examples:
-  tunecast diff --gpu rtx-4090                       what the edits since the last commit do
+  tunecast diff --gpu rtx-4090                       what edits since the last commit do
   tunecast diff --base main                          what this branch changed since it left main
   tunecast diff --base v1..v2 configs                two revisions, one folder
-  tunecast diff --staged --fail-on does-not-fit      before a commit: exit code 3 where a file no longer fits
+  tunecast diff --staged --fail-on does-not-fit      before a commit: exit code 3 if a file does not fit
   tunecast diff --base origin/main --md diff.md      as Markdown, for a pull request
 
 A file names its card in a comment, # tunecast: gpu=rtx-4090 gpus=2 within=6h eu budget=50, which wins over --gpu; both
-win over the keys of the file. Files that do not say how they are launched, a model or a card are told with the remedy
-and fail nothing. Files beside them (DeepSpeed's, accelerate's) are read of the same revision, and a training file is
-looked at too where a file that it names changed.
+win over the keys of the file. Files that do not say how they are launched, their model or their card are reported with
+the remedy and fail nothing. Files next to them (DeepSpeed's, accelerate's) are read from the same revision, and a
+training file also counts as changed if a file that it names did.
 """
 SHORT = (
     *("--base", "--staged", "--gpu", "--gpus", "--plan", "--quick", "--fail-on", "--short", "--json", "--md"),
@@ -47,34 +47,32 @@ NEVER, ANY = "never", "any"
 
 def parser() -> Parser:
     made = Parser("diff", USAGE, DESCRIPTION, EPILOG, SHORT)
-    made.add_argument("paths", metavar="PATH", nargs="*", help="files or folders; default: the whole repository")
+    made.add_argument("paths", metavar="PATH", nargs="*", help="files or folders (default: the whole repository)")
     which = made.add_argument_group("what is compared")
     which.add_argument(
         "--base", metavar="REVISION",
-        help="a branch, tag or commit: since the current branch left it; or A..B or A...B, as git has them; default: "
+        help="branch, tag or commit: changes since the current branch left it; or A..B or A...B, as in git; default: "
         "the last commit",
     )  # fmt: skip
     which.add_argument(
         "--staged", action="store_true",
-        help="what is to be committed, in the place of the working tree; under pre-commit's --from-ref these revisions",
+        help="staged changes instead of the working tree; under pre-commit's --from-ref, those revisions",
     )  # fmt: skip
     job = made.add_argument_group("the card and the machines")
-    job.add_argument("--gpu", metavar="NAME", help="of files whose comment names none")
+    job.add_argument("--gpu", metavar="NAME", help="card for files whose comment names none")
+    job.add_argument("--gpus", metavar="N", type=count, help="cards per machine, for files whose comment does not say")
     job.add_argument(
-        "--gpus", metavar="N", type=count, help="cards of one machine, of files whose comment does not say"
-    )
-    job.add_argument(
-        "--plan", action="store_true", help="the cheapest plan of each, too; takes some seconds more a file"
+        "--plan", action="store_true", help="also the cheapest plan for each file; takes some seconds more per file"
     )
     job.add_argument("--within", metavar="TIME", type=duration, help="with --plan: deadline, such as 6h")
-    job.add_argument("--eu", action="store_true", help="with --plan: in the EU for sure")
+    job.add_argument("--eu", action="store_true", help="with --plan: only machines certain to be in the EU")
     output = made.add_argument_group("output")
     output.add_argument(
-        "--quick", action="store_true", help="the memory of files as they are now alone; several times as fast"
+        "--quick", action="store_true", help="only the memory, of files as they are now; several times as fast"
     )
     output.add_argument(
         "--fail-on", metavar="WHAT", choices=(NEVER, *FAILURES, ANY), default=NEVER,
-        help=f"exit code 3 where a file {' or '.join(FAILURES)}; {ANY}: 5 where one has no answer; default: {NEVER}",
+        help=f"exit code 3 if a file {' or '.join(FAILURES)}; {ANY}: also 5 if one has no answer; default: {NEVER}",
     )  # fmt: skip
     output.add_argument("--short", action="store_true", help="one line instead of the whole answer")
     add_json_flag(output)

@@ -35,8 +35,8 @@ examples:
   python train.py 2>&1 | tee /dev/stderr | tunecast explain-oom job.yaml
   tunecast explain-oom llama-3.1-8b --method lora --micro-batch 8 < train.log
 
-A file that is no job is the log, in either order; - is stdin. Of several messages the last is explained. Exit code 5
-where the log holds none.
+JOB and log may come in either order; - is stdin. If the log has several messages, the last one is explained. Exit code
+5 if it has none.
 """
 LOGS = (".log", ".txt", ".out", ".err")
 """Endings of files that are logs also where they are not there: the message then is about the file."""

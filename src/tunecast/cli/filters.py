@@ -15,25 +15,41 @@ FILTERS = ("--gpu", "--gpus", "--country", "--interconnect")
 
 
 def add_filter_flags(parser: argparse._ActionsContainer) -> None:
-    parser.add_argument("--gpu", metavar="NAME", help="a card, as in tunecast gpus")
-    parser.add_argument("--gpus", metavar="N", type=count, help="cards in the machine")
-    parser.add_argument("--provider", metavar="NAME", action="append", default=[], help="(repeatable)")
-    parser.add_argument("--exclude-provider", metavar="NAME", action="append", default=[], help="(repeatable)")
-    parser.add_argument("--kind", choices=KINDS, action="append", default=[], help="(repeatable)")
-    parser.add_argument("--country", metavar="NAME", action="append", default=[], help="such as DE (repeatable)")
+    parser.add_argument("--gpu", metavar="NAME", help="only this card, as named in tunecast gpus")
+    parser.add_argument("--gpus", metavar="N", type=count, help="cards per machine")
     parser.add_argument(
-        "--eu", action="store_true", help="in one of the EU's 27 countries for sure; with --country both"
+        "--provider", metavar="NAME", action="append", default=[], help="only this provider (repeatable)"
     )
-    parser.add_argument("--no-cloud-act", action="store_true", help="no parent under US law is known")
-    parser.add_argument("--certified", metavar="NAME", help="such as iso27001, where a source confirms it")
-    parser.add_argument("--interconnect", metavar="KIND", help="in the machine: nvlink, xgmi, pcie, host, or a link")
-    parser.add_argument("--vendor", metavar="NAME", help="NVIDIA, AMD or Intel")
+    parser.add_argument(
+        "--exclude-provider", metavar="NAME", action="append", default=[], help="not this provider (repeatable)"
+    )
+    parser.add_argument("--kind", choices=KINDS, action="append", default=[], help="only this kind (repeatable)")
+    parser.add_argument(
+        "--country", metavar="NAME", action="append", default=[], help="only this country, such as DE (repeatable)"
+    )
+    parser.add_argument(
+        "--eu",
+        action="store_true",
+        help="only machines certain to be in one of the EU's 27 countries; with --country, both must hold",
+    )
+    parser.add_argument(
+        "--no-cloud-act", action="store_true", help="only companies without a known parent under US law"
+    )
+    parser.add_argument(
+        "--certified", metavar="NAME", help="only with this certificate, such as iso27001, confirmed by a source"
+    )
+    parser.add_argument(
+        "--interconnect", metavar="KIND", help="link between a machine's cards: nvlink, xgmi, pcie, host, or its name"
+    )
+    parser.add_argument("--vendor", metavar="NAME", help="only cards of NVIDIA, AMD or Intel")
 
 
 def add_money_flags(parser: argparse._ActionsContainer) -> None:
-    parser.add_argument("--eur", action="store_true", help="show euros")
-    parser.add_argument("--usd-per-eur", metavar="N", type=number(0, 100), help=f"(default: {RATE.usd_per_eur:g})")
-    parser.add_argument("--vat", metavar="PERCENT", type=number(0, 100), help="show prices with it")
+    parser.add_argument("--eur", action="store_true", help="show prices in euros")
+    parser.add_argument(
+        "--usd-per-eur", metavar="N", type=number(0, 100), help=f"exchange rate (default: {RATE.usd_per_eur:g})"
+    )
+    parser.add_argument("--vat", metavar="PERCENT", type=number(0, 100), help="add this much VAT to prices")
 
 
 def options_from(arguments: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:

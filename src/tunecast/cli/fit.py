@@ -26,25 +26,25 @@ from tunecast.report.run.wording import in_yaml, wording_of
 
 USAGE = "tunecast fit JOB [options], or tunecast fit [options] -- train.py ARGS..."
 DESCRIPTION = """\
-The smallest changes, least harm first, after which a job fits its card, and other hardware that holds it as it is; of a
-job that fits, what makes it faster. Each is predicted, memory and time. A JOB is a file, which gets a patch, or a model
-with flags, which gets flags to add."""
+Finds the smallest changes that make a job fit its card, least harmful first, and other hardware that it fits unchanged;
+for a job that fits, what makes it faster. Memory and time of each change are predicted. If JOB is a file, you get a
+patch; if it is a model with flags, you get flags to add."""
 EPILOG = """\
 examples:
   tunecast fit job.yaml --gpu rtx-4090                 what to change, and the patch
   tunecast fit job.yaml --gpu rtx-4090 --patch | patch -p0
-  tunecast fit job.yaml --write                        the same; the file as it was stays beside it, as job.yaml.orig
-  tunecast fit job.yaml --allow method,rank            LoRA or QLoRA may be chosen like any other change
+  tunecast fit job.yaml --write                        apply it; the old file stays as job.yaml.orig
+  tunecast fit job.yaml --allow method,rank            may also choose LoRA, QLoRA or a lower rank
   tunecast fit llama-3.1-8b --method lora --seq-len 16384 --gpu l40s
-  tunecast fit jobs.jsonl --gpu l40s --json            of each job, a line each; also --set lora.rank=8,16,64
-  tunecast fit --gpu rtx-4090 -- train.py --bf16       your own script, by its own arguments (fit --help --)
+  tunecast fit jobs.jsonl --gpu l40s --json            one line per job; or --set lora.rank=8,16,64
+  tunecast fit --gpu rtx-4090 -- train.py --bf16       your own script, in its own arguments (fit --help --)
 
-First what keeps the mathematics (checkpointing, fused kernels, a smaller micro-batch with more accumulation, sharding),
-then what only rounds (8-bit optimizer states, 16-bit weights), and what trains something else (LoRA, QLoRA, a lower
-rank, shorter rows) only where nothing else fits or --allow names it. The global batch stays as it is. What a change
-does to the result is told where somebody published it, and by whom.
+First come changes that keep the mathematics (checkpointing, fused kernels, a smaller micro-batch with more
+accumulation, sharding), then those that only round (8-bit optimizer states, 16-bit weights). Changes that train
+something else (LoRA, QLoRA, a lower rank, shorter rows) come only if nothing else fits or --allow names them. The
+global batch stays as it is. The effect of a change on the result is shown if it was published, with its source.
 
-Exit code 0 where it fits or can be made to, 3 where nothing does: then it says which hardware would do.
+Exit code 0 if it fits or can be made to, 3 if nothing helps; then it says which hardware would do.
 """
 
 SHORT = ("--allow", "--patch", "--write", "--short", "--details", "--json", *COMMON, "--set", "--help-all")
@@ -58,14 +58,18 @@ def parser() -> Parser:
         "--allow",
         metavar="WHAT,…",
         default="",
-        help=f"changes of what is trained that may be chosen: {', '.join(ALLOWED)}",
+        help=f"also allow changes to what is trained: {', '.join(ALLOWED)}",
     )
     output = made.add_mutually_exclusive_group()
     output.add_argument("--patch", action="store_true", help="print only the patch to the job's file")
-    output.add_argument("--write", action="store_true", help="change the job's file; keeps the old one as .orig")
+    output.add_argument(
+        "--write", action="store_true", help="apply the patch to the job's file; keeps the old one as .orig"
+    )
     add_json_flag(output)
     output.add_argument("--short", action="store_true", help="one line instead of the whole answer")
-    made.add_argument("--details", action="store_true", help="every combination, and what was published of each change")
+    made.add_argument(
+        "--details", action="store_true", help="also every combination, and what was published on each change"
+    )
     add_calibration_flag(made)
     add_job_flags(made)
     return made

@@ -19,23 +19,23 @@ from tunecast.errors import DoesNotFit, printable
 from tunecast.planning.fit.script import MOST_TRACES
 from tunecast.report.lists.script_fit import change_words, script_fit_short, script_fit_text
 
-USAGE = "tunecast fit --gpu NAME [options] -- train.py ARGS..."
+USAGE = "tunecast fit [options] -- train.py ARGS..."
 DESCRIPTION = """\
-The smallest changes, least harm first, after which your own training script fits a card, in its own arguments: options
-that argparse or HfArgumentParser parse, arguments of TrainingArguments and LoraConfig in the code, keys of a YAML or
-JSON file it reads. Each is verified by tracing the script again with it. Your files are not changed."""
+Finds the smallest changes that make your own training script fit a card, least harmful first, in its own arguments:
+options that argparse or HfArgumentParser parse, arguments of TrainingArguments and LoraConfig in the code, keys of a
+YAML or JSON file it reads. Each is verified by tracing the script again with it. Your files are not changed."""
 
 
 def parser() -> Parser:
     made = Parser("fit", USAGE, DESCRIPTION, EPILOG)
-    made.add_argument("--gpu", metavar="NAME", help=f"the card it is to fit (default: {DEFAULT_GPU})")
+    made.add_argument("--gpu", metavar="NAME", help=f"the card that it has to fit (default: {DEFAULT_GPU})")
     made.add_argument(
         "--allow", metavar="WHAT,…", default="",
-        help=f"changes of what is trained that may be chosen: {', '.join(ALLOWED_OF_SCRIPTS)}",
+        help=f"also allow changes to what is trained: {', '.join(ALLOWED_OF_SCRIPTS)}",
     )  # fmt: skip
     made.add_argument(
         "--traces", metavar="N", type=traces, default=MOST_TRACES,
-        help=f"further traces at most, one for each change that is tried (default: {MOST_TRACES})",
+        help=f"most further traces, one for each change that is tried (default: {MOST_TRACES})",
     )  # fmt: skip
     add_script_flags(made)
     output = made.add_argument_group("output").add_mutually_exclusive_group()

@@ -14,14 +14,14 @@ from tunecast.units import bytes_from
 
 USAGE = "tunecast gpus [TEXT...] [options]"
 DESCRIPTION = """\
-The cards a job can name: what torch sees of their memory, dense rates (no sparsity), bandwidth. TEXT narrows them down
-by name, architecture, vendor or kind of memory; of a single card all is shown, with its sources."""
+Lists the cards a job can name: the memory that torch sees, dense rates (no sparsity), bandwidth. TEXT narrows them down
+by name, architecture, vendor or kind of memory; a single match is shown in full, with its sources."""
 EPILOG = """\
 examples:
   tunecast gpus                              all of them
   tunecast gpus hopper                       an architecture
   tunecast gpus 24gb                         of that size
-  tunecast gpus --min-memory 40GB            at least this much for torch
+  tunecast gpus --min-memory 40GB            at least this much usable by torch
   tunecast gpus "NVIDIA A100-SXM4-80GB"      one card, by any usual spelling
   tunecast gpus --json | jq '.gpus[].name'
 """
@@ -29,9 +29,13 @@ examples:
 
 def parser() -> Parser:
     made = Parser("gpus", USAGE, DESCRIPTION, EPILOG)
-    made.add_argument("texts", metavar="TEXT", nargs="*", help="words a card's name or architecture holds")
-    made.add_argument("--vendor", metavar="NAME", help="NVIDIA, AMD or Intel")
-    made.add_argument("--min-memory", metavar="SIZE", type=size, default=0, help="what torch must see, such as 40GB")
+    made.add_argument(
+        "texts", metavar="TEXT", nargs="*", help="word in a card's name, architecture, vendor or kind of memory"
+    )
+    made.add_argument("--vendor", metavar="NAME", help="only cards of NVIDIA, AMD or Intel")
+    made.add_argument(
+        "--min-memory", metavar="SIZE", type=size, default=0, help="least memory that torch sees, such as 40GB"
+    )
     add_json_flag(made)
     return made
 

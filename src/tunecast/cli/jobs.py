@@ -10,7 +10,7 @@ from tunecast.door.launched import jobs
 from tunecast.report.lists.launch import jobs_text
 
 USAGE = "tunecast jobs [--json]"
-DESCRIPTION = "Every job that `tunecast launch` started from this machine, on any engine, with its state."
+DESCRIPTION = "Lists every job that `tunecast launch` started from this machine, on any engine, with its state."
 EPILOG = """\
 examples:
   tunecast jobs

@@ -15,8 +15,9 @@ from tunecast.report.lists.largest import largest_short, largest_text
 
 USAGE = "tunecast largest [JOB] [options]"
 DESCRIPTION = """\
-The most that fits a card. Without a JOB: the largest bundled model by method. With one (a model, or a job file): the
-longest sequence, and the largest micro-batch; for all three methods unless --method or the file names one."""
+Finds the most that fits on a card. Without a JOB: the largest bundled model for each method. With one (a model, or a
+job file): the longest sequence and the largest micro-batch, for all three methods unless --method or the file names
+one. Here --micro-batch defaults to 1."""
 EPILOG = """\
 examples:
   tunecast largest --gpu 4090                                        the largest bundled model: full, LoRA, QLoRA
@@ -24,9 +25,8 @@ examples:
   tunecast largest llama-3.1-8b --gpu a100-80gb-sxm --method lora    the longest sequence, the largest batch
   tunecast largest job.yaml --gpu l40s --reserve 2GiB
 
-First what fits for sure, at the high end of the prediction's 80 % range too; then what fits by the prediction itself,
-the next step up being predicted not to. Lengths go in steps of 64 tokens, up to what the model has positions for. A
-micro-batch that is not given is 1, not trainers' 8.
+First what fits for sure, even at the high end of the prediction's 80 % range; then what fits by the prediction itself,
+with the next step up predicted not to. Lengths go in steps of 64 tokens, up to the model's number of positions.
 """
 
 SHORT = (*COMMON, "--reserve", "--set", "--short", "--json", "--help-all")

@@ -29,27 +29,27 @@ from tunecast.report.lists.launch import launched_text, launched_together_text, 
 
 USAGE = "tunecast launch JOB|JOBS.jsonl --on ENGINE [options]"
 DESCRIPTION = """\
-Starts a job on an engine. The training program is not tunecast's: a file you train with is started as it is, other
-values going on its command line; a job is rendered for TRL, Axolotl, LLaMA-Factory or torchtune (--stack), with the
-settings of the prediction and no others and the releases that were predicted. What was rendered is read back first,
-and refused where it would train another job.
+Starts a job on an engine. The training program is not tunecast's: a file you train with is started as it is, with your
+overrides on its command line; a job is rendered for TRL, Axolotl, LLaMA-Factory or torchtune (--stack), with exactly
+the settings and releases that were predicted. The rendered files are parsed again before anything starts, and refused
+if they would train another job.
 
 --dry-run shows every file and command, and starts nothing; --out writes the files. A job without data (--data-path) is
 shown with a placeholder, and not started. Tokens and keys stay in the environment and with the engine.
 
-Several jobs, of JSON Lines or a sweep (--set lora.rank=8,16,64; two sweeps: every combination), are one group. Each
-gets its machine by plan (--within for each, --max-usd for all of them), or they --share your own and reserved
-machines by one deadline. The engine queues them: Slurm as arrays. What is queued, running or done already
-is not started again, so the same command goes on where it was interrupted."""
+Several jobs, from JSON Lines or a sweep (--set lora.rank=8,16,64; two sweeps: every combination), form one group. Each
+gets its machine from a plan (--within for each, --max-usd for all of them), or with --share they share your own and
+reserved machines under one deadline. The engine queues them (Slurm as arrays). A job that is already queued, running or
+done is not started again, so the same command continues where it was interrupted."""
 EPILOG = """\
 examples:
   tunecast launch llama-3.1-8b --method lora --stack trl --gpu h100 --on slurm --dry-run
   tunecast launch job.yaml --data-path train.jsonl --on slurm --option partition=gpu --option gres=gpu:h100:8
   tunecast plan job.yaml --json > plan.json && tunecast launch plan.json --on slurm
   tunecast launch plan.json --on skypilot --option bucket=s3://my-checkpoints    in the plan's order, at its prices
-  tunecast launch axolotl.yml --gpu h100 --gpus 1 --micro-batch 2 --on local    a file you train with, as it is
+  tunecast launch axolotl.yml --gpu h100 --gpus 1 --micro-batch 2 --on local    the file you train with, as it is
   tunecast launch job.yaml --data-path train.jsonl --gpu h100 --set lora.rank=8,16,64 --on slurm --at-once 2
-  tunecast launch jobs.jsonl --on slurm --share --within 2d     on machines of your own: tunecast offers add
+  tunecast launch jobs.jsonl --on slurm --share --within 2d     on your own machines: tunecast offers add
   tunecast jobs; tunecast logs ID; tunecast cancel ID, or cancel GROUP
 """
 SHORT = (
@@ -71,21 +71,25 @@ def parser() -> Parser:
     engines = "local, slurm, ssh:HOST, kubernetes, skypilot, dstack or lyceum"
     made.add_argument("--on", metavar="ENGINE", required=True, help=engines)
     made.add_argument("--dry-run", action="store_true", help="show every file and command, and start nothing")
-    made.add_argument("--out", metavar="DIR", help="write the files there")
+    made.add_argument("--out", metavar="DIR", help="write the files into this folder")
     made.add_argument(
-        "--option", metavar="KEY=VALUE", action="append", default=[], help="of the engine, such as partition=gpu"
+        "--option",
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+        help="option of the engine, such as partition=gpu (repeatable)",
     )
     made.add_argument(
         "--with", metavar="KEY=VALUE", action="append", default=[], dest="extra",
-        help="a further setting of the trainer's, such as learning_rate=2e-4",
+        help="further setting of the trainer, such as learning_rate=2e-4 (repeatable)",
     )  # fmt: skip
-    made.add_argument("--cpu", action="store_true", default=None, help="without cards, as a rehearsal")
-    made.add_argument("--again", action="store_true", help="start it also where the same is running already")
+    made.add_argument("--cpu", action="store_true", default=None, help="run on the CPU, as a rehearsal")
+    made.add_argument("--again", action="store_true", help="start it even if the same job is already running")
     made.add_argument(
         "--no-preflight", action="store_false", dest="preflight", help="train without checking the machine first"
     )
     made.add_argument(
-        "--no-record", action="store_false", dest="record", help="train without being measured (tunecast runs)"
+        "--no-record", action="store_false", dest="record", help="train without measuring (tunecast runs)"
     )
     add_json_flag(made)
     add_many_flags(made)
@@ -101,19 +105,31 @@ PLAN_OPTIONS = (
 
 def add_many_flags(made: Parser) -> None:
     group = made.add_argument_group("several jobs, and the machines of their plans")
-    group.add_argument("--at-once", metavar="N", type=count, help="at most so many run at the same time (slurm)")
-    group.add_argument("--share", action="store_true", help="on your own and reserved machines (tunecast offers add)")
-    group.add_argument("--within", metavar="TIME", type=duration, help="deadline, such as 6h, from order to model")
-    group.add_argument("--max-usd", metavar="N", type=number(0, 1e9, "dollars"), help="budget of all of them together")
-    group.add_argument("--eu", action="store_true", help="in one of the EU's 27 countries for sure")
-    group.add_argument("--no-cloud-act", action="store_true", help="no parent under US law is known")
-    group.add_argument("--spot", action="store_true", help="spot machines may be picked too")
-    group.add_argument("--marketplace", action="store_true", help="marketplaces too")
-    group.add_argument("--reserved", action="store_true", help="reservations too, each at the cost of its whole term")
-    group.add_argument("--provider", metavar="NAME", action="append", default=[], help="(repeatable)")
-    group.add_argument("--exclude-provider", metavar="NAME", action="append", default=[], help="(repeatable)")
-    group.add_argument("--nodes-up-to", metavar="N", type=count, help="machines joined at most")
-    group.add_argument("--as-of", metavar="DATE", type=day, help="plan as on that day, such as 2026-09-01")
+    group.add_argument("--at-once", metavar="N", type=count, help="most jobs that run at the same time (slurm)")
+    group.add_argument(
+        "--share", action="store_true", help="share your own and reserved machines (tunecast offers add)"
+    )
+    group.add_argument(
+        "--within", metavar="TIME", type=duration, help="deadline from order to trained model, such as 6h"
+    )
+    group.add_argument(
+        "--max-usd", metavar="N", type=number(0, 1e9, "dollars"), help="budget for all jobs together, in US dollars"
+    )
+    group.add_argument("--eu", action="store_true", help="only machines certain to be in one of the EU's 27 countries")
+    group.add_argument("--no-cloud-act", action="store_true", help="only companies without a known parent under US law")
+    group.add_argument("--spot", action="store_true", help="may also pick spot machines")
+    group.add_argument("--marketplace", action="store_true", help="may also pick marketplaces")
+    group.add_argument(
+        "--reserved", action="store_true", help="may also pick reservations, each at the cost of its whole term"
+    )
+    group.add_argument(
+        "--provider", metavar="NAME", action="append", default=[], help="only this provider (repeatable)"
+    )
+    group.add_argument(
+        "--exclude-provider", metavar="NAME", action="append", default=[], help="not this provider (repeatable)"
+    )
+    group.add_argument("--nodes-up-to", metavar="N", type=count, help="most machines joined for one job")
+    group.add_argument("--as-of", metavar="DATE", type=day, help="plan as of that day, such as 2026-09-01")
 
 
 def run(argv: Sequence[str]) -> int:

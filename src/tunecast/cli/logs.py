@@ -12,8 +12,8 @@ from tunecast.errors import printable
 
 USAGE = "tunecast logs ID [--follow]"
 DESCRIPTION = """\
-All that a job printed so far, as its engine keeps it; then, on stderr, how it stands against what was predicted, where
-its folder is on this machine."""
+Prints a job's output so far, as its engine keeps it; then, on stderr, how it compares with its prediction, if the job's
+folder is on this machine."""
 EPILOG = """\
 examples:
   tunecast logs llama-3-1-8b-lora
@@ -23,8 +23,8 @@ examples:
 
 def parser() -> Parser:
     made = Parser("logs", USAGE, DESCRIPTION, EPILOG)
-    made.add_argument("id", metavar="ID", help="as `tunecast jobs` lists it")
-    made.add_argument("--follow", action="store_true", help="and what comes")
+    made.add_argument("id", metavar="ID", help="id of a job, as listed by `tunecast jobs`")
+    made.add_argument("--follow", action="store_true", help="keep printing new output")
     return made
 
 

@@ -10,21 +10,23 @@ from tunecast.errors import NotResolved
 
 USAGE = "tunecast lsp"
 DESCRIPTION = """\
-The language server that editors start: in the files of a training whether it fits its card, what each key costs, what
-`tunecast fit` would change, a plan. It speaks the Language Server Protocol on stdin and stdout until its editor ends
-it, and nothing leaves the machine."""
+Runs the language server, as editors do. In the files you train with it shows whether the run fits its card, what each
+key costs, what `tunecast fit` would change, and a plan. It speaks the Language Server Protocol on stdin and stdout
+until its editor stops it, and nothing leaves the machine."""
 EPILOG = """\
 examples:
-  pip install 'tunecast[lsp]'          what it needs
-  tunecast lsp                         as an editor starts it; docs/editor.md says how for Neovim, Helix and VS Code
+  pip install 'tunecast[lsp]'          install what it needs
+  tunecast lsp                         as an editor starts it; set-up for Neovim, Helix and VS Code: docs/editor.md
 
-Which card is meant says a comment in the file, # tunecast: gpu=rtx-4090, or the editor's settings (tunecast.gpu).
+A comment in the file, # tunecast: gpu=rtx-4090, or the editor's settings (tunecast.gpu) name the card.
 """
 
 
 def parser() -> Parser:
     made = Parser("lsp", USAGE, DESCRIPTION, EPILOG)
-    made.add_argument("--stdio", action="store_true", help="as some editors say it; it is all there is")
+    made.add_argument(
+        "--stdio", action="store_true", help="accepted because some editors pass it; there is no other transport"
+    )
     return made
 
 

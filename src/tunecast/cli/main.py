@@ -36,74 +36,74 @@ class Command:
 
 COMMANDS: Mapping[str, Command] = {
     "plan": Command(
-        "which machines to rent for a fine-tuning job, where, with which settings, at what total cost",
+        "find which machines to rent for a fine-tuning job, where, with which settings, at what total cost",
         "tunecast plan llama-3.1-8b --method lora --within 6h --eu",
     ),
     "predict": Command(
-        "the GPU memory a fine-tuning job needs, and whether it fits",
+        "predict the GPU memory a fine-tuning job needs, whether it fits, and how long it takes",
         "tunecast predict llama-3.1-8b --method qlora --seq-len 2048 --micro-batch 1 --gpu rtx-4090",
     ),
     "read": Command(
-        "the job understood from the file you train with: what it says, what is assumed, what was not understood",
+        "show the job in the file you train with: what it says, what is assumed, what was not understood",
         "tunecast read config.yaml",
     ),
     "fit": Command(
-        "the smallest changes that make a job fit its card, or make it faster; as a patch to its file",
+        "find the smallest changes that make a job fit its card, or run faster, as a patch to its file",
         "tunecast fit job.yaml --gpu rtx-4090",
     ),
     "trace": Command(
-        "the same of your own training script, line by line",
+        "predict the GPU memory and time of your own training script, line by line, without a GPU",
         "tunecast trace --gpu a100-sxm-80gb -- train.py --epochs 3",
     ),
     "launch": Command(
-        "start a job, a plan or your own training file: here, on Slurm or by ssh; or show every file and command",
+        "start a job, a plan or your training file: here, by ssh, on Slurm, Kubernetes, SkyPilot, dstack or lyceum",
         "tunecast launch llama-3.1-8b --method lora --stack trl --gpu h100 --on slurm --dry-run",
     ),
     "watch": Command(
-        "run any training program, measure it, and compare it with what was predicted",
+        "run any training program, measure it, and compare it with its prediction",
         "tunecast watch train.yaml --gpu h100 -- accelerate launch train.py",
     ),
-    "jobs": Command("what was launched from this machine, and how it stands", "tunecast jobs"),
-    "logs": Command("what a launched job printed", "tunecast logs ID --follow"),
+    "jobs": Command("list the jobs launched from this machine, with their state", "tunecast jobs"),
+    "logs": Command("print what a launched job wrote so far", "tunecast logs ID --follow"),
     "cancel": Command("stop a launched job", "tunecast cancel ID"),
     "runs": Command(
-        "what was measured, and how near the predictions were; export, import and publish it",
+        "list measured runs, and how close predictions were; export, import and publish them",
         "tunecast runs --gpu h100 --since 30d",
     ),
     "largest": Command(
-        "the longest sequence, the largest batch and the largest model that fit a card",
+        "find the longest sequence, the largest batch and the largest model that fit a card",
         "tunecast largest llama-3.1-8b --method qlora --gpu rtx-4090",
     ),
     "compare": Command(
-        "what differs between two jobs, and what each difference costs",
+        "show what differs between two jobs, and what each difference costs",
         "tunecast compare before.yaml after.yaml",
     ),
     "diff": Command(
-        "what the training files that changed in a git repository need and cost now, and did before",
+        "show what changed training files in a git repository need and cost, before and now",
         "tunecast diff --base main --gpu rtx-4090",
     ),
     "explain-oom": Command(
-        "what filled the card when PyTorch ran out of memory, and what to change",
+        "explain what filled the card when PyTorch ran out of memory, and what to change",
         "tunecast explain-oom job.yaml train.log",
     ),
     "data": Command(
-        "how many samples and tokens training data has, how long they are, and what is cut and padded",
+        "measure training data: how many samples and tokens, how long they are, what is cut and padded",
         "tunecast data train.jsonl --seq-len 2048 --micro-batch 4",
     ),
     "models": Command(
-        "the bundled models: sizes, parameters, Hub ids",
+        "list the bundled models: sizes, parameters, Hub ids",
         "tunecast models qwen3 8b",
     ),
     "gpus": Command(
-        "the cards a job can name, with what torch sees of their memory",
+        "list the cards a job can name, with the memory that torch sees",
         "tunecast gpus --min-memory 40GB",
     ),
     "nodes": Command(
-        "machines, what joins their cards, and what a card gets through it",
+        "list machines, the links between their cards, and the bandwidth each card gets",
         "tunecast nodes aws h100",
     ),
     "offers": Command(
-        "what machines cost, where they stand and under whose law; with the age and source of each price",
+        "list what machines cost, where they are and under whose law, with the date and source of each price",
         "tunecast offers h100 sxm --gpus 8 --eu",
     ),
     "calibrate": Command(
@@ -111,19 +111,19 @@ COMMANDS: Mapping[str, Command] = {
         "tunecast calibrate",
     ),
     "calibration": Command(
-        "what predictions learned from measured runs: show it, see what it changes, take it back",
+        "show what predictions learned from measured runs, see what it changes, reset it",
         "tunecast calibration show",
     ),
     "serve": Command(
-        "a page to plan a fine-tune by looking, and its HTTP API; on this machine, for this machine",
+        "serve a web page to plan a fine-tune on, and its HTTP API, on this machine",
         "tunecast serve",
     ),
     "lsp": Command(
-        "the language server: what a training needs and what each key costs, in the editor",
+        "run the language server, which shows in the editor whether a run fits and what each key costs",
         "tunecast lsp",
     ),
     "completion": Command(
-        "a script that completes commands, flags, models and cards in bash, zsh or fish",
+        "print a script that completes commands, flags, models and cards in bash, zsh or fish",
         "tunecast completion bash > ~/.local/share/bash-completion/completions/tunecast",
     ),
 }
@@ -137,13 +137,13 @@ def help_text() -> str:
         lines += ["", f"  {name:<{width}}  {command.summary}", f"  {'':<{width}}  $ {command.example}"]
     lines += [
         "",
-        "  tunecast COMMAND --help       the usual options; --help-all: every option, with its default",
+        "  tunecast COMMAND --help       its usual options; where there are more, --help-all has every one of them",
         "  tunecast --version            the version",
         "",
-        "Exit codes: 0 done and it fits, 1 internal error, 2 wrong usage, 3 it does not fit or nothing satisfies what",
-        "was asked, 4 over the budget or the deadline, 5 a model, file or configuration could not be resolved, the",
-        "answer or a file could not be written, a traced script failed or reached a limit, 130 interrupted, 141",
-        "nobody reads the answer any more, 143 terminated. Results go to stdout, the rest to stderr.",
+        "Exit codes: 0 done, and it fits; 1 internal error; 2 wrong usage; 3 it does not fit, or nothing satisfies the",
+        "request; 4 over the budget or the deadline; 5 a model, file or configuration could not be resolved, an answer",
+        "or file could not be written, or a traced script failed or reached a limit; 130 interrupted; 141 stdout was",
+        "closed by its reader; 143 terminated. Results go to stdout, everything else to stderr.",
     ]
     return "\n".join(lines)
 

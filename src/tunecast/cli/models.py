@@ -13,17 +13,17 @@ from tunecast.units import billions
 
 USAGE = "tunecast models [TEXT...] [--family NAME] [--json]"
 DESCRIPTION = """\
-The bundled models whose name, Hub ids or family hold every TEXT. A job may name them by what stands first, by a Hub
-id, or by the last part of one; with a network, any other model of the Hub as well."""
+Lists the bundled models whose name, Hub ids or family contain every TEXT. A job may name them by the first column, by a
+Hub id, or by the last part of one; with a network, also any other model on the Hub."""
 EPILOG = """\
 examples:
   tunecast models                       all of them
-  tunecast models llama 8b              what has both in its name or a Hub id
-  tunecast models coder                 the Hub id shown is the one that was found
+  tunecast models llama 8b              both words in the name or a Hub id
+  tunecast models coder                 shows the Hub id that matched
   tunecast models --family gemma --json
 
-Parameters are counted as transformers builds the model, a tied head once; active: what one token passes through in a
-mixture of experts. The towers of a model that also sees are counted apart under --json.
+Parameters are counted as transformers builds the model, a tied head once; active: those that one token uses in a
+mixture of experts. --json counts the towers of vision models separately.
 """
 HEAD = ("name", "parameters", "active", "layers", "hidden", "context", "Hub id")
 LEFT = (0, 6)
@@ -32,9 +32,9 @@ LEFT = (0, 6)
 
 def parser() -> Parser:
     made = Parser("models", USAGE, DESCRIPTION, EPILOG)
-    made.add_argument("text", metavar="TEXT", nargs="*", help="part of a name, a Hub id or a family; all must be there")
+    made.add_argument("text", metavar="TEXT", nargs="*", help="part of a name, a Hub id or a family; all have to match")
     made.add_argument("--family", metavar="NAME", help="only this family (llama, qwen, gemma, ...)")
-    made.add_argument("--json", action="store_true", help="an array of objects instead of a table")
+    made.add_argument("--json", action="store_true", help="a JSON array instead of a table")
     return made
 
 

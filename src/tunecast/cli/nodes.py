@@ -12,13 +12,13 @@ from tunecast.report.lists.machines import link_table, node_page, node_table
 
 USAGE = "tunecast nodes [TEXT...] [options]"
 DESCRIPTION = """\
-Machines: their cards, what joins these inside, and the network between machines. TEXT narrows them down by name,
-provider, card or link; of a single machine all is shown, with its sources. With --links, the links a job can name
-(hardware.interconnect) and the networks, with what a card really gets through them."""
+Lists machines: their cards, the links between these, and the network between machines. TEXT narrows them down by name,
+provider, card or link; a single match is shown in full, with its sources. With --links: the links a job can name
+(hardware.interconnect) and the networks, with the bandwidth a card really gets."""
 EPILOG = """\
 examples:
   tunecast nodes                      all of them
-  tunecast nodes aws h100             a provider's machines with a card
+  tunecast nodes aws h100             one provider's machines with one card
   tunecast nodes p5.48xlarge          one machine
   tunecast nodes --links pcie         links
   tunecast nodes --json | jq '.nodes[].name'
@@ -27,8 +27,8 @@ examples:
 
 def parser() -> Parser:
     made = Parser("nodes", USAGE, DESCRIPTION, EPILOG)
-    made.add_argument("texts", metavar="TEXT", nargs="*", help="words of a machine's name, provider, card or link")
-    made.add_argument("--links", action="store_true", help="links instead of machines")
+    made.add_argument("texts", metavar="TEXT", nargs="*", help="word in a machine's name, provider, card or link")
+    made.add_argument("--links", action="store_true", help="list links instead of machines")
     add_json_flag(made)
     return made
 

@@ -32,27 +32,27 @@ from tunecast.report.lists.offers import break_even_text, offer_line, offer_page
 
 USAGE = "tunecast offers [TEXT...] [options] | offers update | offers add FILE | offers remove TEXT..."
 DESCRIPTION = """\
-What machines with GPUs cost, the cheapest GPU-hour first (old and suspiciously low prices after the others): on demand,
-spot, reserved, and one's own. Each price has its date and source. A price is not availability. TEXT narrows them down
-by card, provider, machine or region; of a single offer all is shown.
+Lists what machines with GPUs cost, cheapest GPU-hour first (old and suspiciously low prices last): on demand, spot,
+reserved, and your own. Each price has its date and source. A price does not mean that a machine is available. TEXT
+narrows them down by card, provider, machine or region; a single match is shown in full.
 
-  update      fetches newer prices (SkyPilot's catalogue, gpuhunt's feed); what cannot be trusted changes nothing
-  add FILE    takes your own prices or machines, from TOML:
+  update      fetch newer prices (SkyPilot's catalogue, gpuhunt's feed); a list that cannot be trusted changes nothing
+  add FILE    add your own prices or machines, from TOML:
                 [[offer]]
                 provider = "lab"
                 gpu = "rtx-4090"
                 gpus = 2
                 eur_per_kwh = 0.31        # owned: electricity; or usd_per_hour / eur_per_hour of a rented machine
-  remove TEXT takes one of your own away again, the one that matches; several with --all. Lists are not touched"""
+  remove TEXT remove one of your own that matches; with --all, several. Published prices are not touched"""
 EPILOG = """\
 examples:
   tunecast offers h100 sxm --gpus 8                   eight H100 in one machine
-  tunecast offers --gpu l40s --eu --no-cloud-act      in the EU for sure, and no US parent known
+  tunecast offers --gpu l40s --eu --no-cloud-act      certainly in the EU, and no known US parent
   tunecast offers a100 --spot --max-usd 10
   tunecast offers --country DE --json | jq '.offers[0]'
-  tunecast offers verda h200 --gpus 8 --no-spot --md offer.md    what a data protection officer asks of one offer
-  tunecast offers runpod h200 --available             whether one is free, where the provider tells anybody
-  tunecast offers remove lab rtx-4090                 your own, no longer
+  tunecast offers verda h200 --gpus 8 --no-spot --md offer.md    what a data protection officer asks about one
+  tunecast offers runpod h200 --available             whether one is free, if the provider says so openly
+  tunecast offers remove lab rtx-4090                 remove one of your own
 """
 SHOWN = 30
 NAMED = 5
@@ -66,21 +66,23 @@ SHORT = (
 
 def parser() -> Parser:
     made = Parser("offers", USAGE, DESCRIPTION, EPILOG, SHORT)
-    made.add_argument("texts", metavar="TEXT", nargs="*", help="words of a card, provider, machine or region")
+    made.add_argument("texts", metavar="TEXT", nargs="*", help="word in a card, provider, machine or region")
     add_filter_flags(made)
-    made.add_argument("--spot", action="store_true", help="as --kind spot")
-    made.add_argument("--no-spot", action="store_true", help="all but spot")
-    made.add_argument("--max-usd", metavar="N", type=number(0, 1e6, "dollars"), help="per hour, of the machine")
+    made.add_argument("--spot", action="store_true", help="only spot, like --kind spot")
+    made.add_argument("--no-spot", action="store_true", help="everything but spot")
+    made.add_argument(
+        "--max-usd", metavar="N", type=number(0, 1e6, "dollars"), help="most US dollars per machine and hour"
+    )
     made.add_argument("--max-age", metavar="DAYS", type=count, help="leave out older prices")
     add_money_flags(made)
     made.add_argument(
-        "--all", action="store_true", help=f"all of them, not the {SHOWN} cheapest; remove: all that match"
+        "--all", action="store_true", help=f"show all, not only the {SHOWN} cheapest; remove: all that match"
     )
     add_json_flag(made)
     made.add_argument(
-        "--available", action="store_true", help="ask providers that answer without an account whether one is free now"
+        "--available", action="store_true", help="ask providers that need no account whether one is free now"
     )
-    made.add_argument("--md", metavar="FILE", help="write what compliance asks of one offer, as Markdown")
+    made.add_argument("--md", metavar="FILE", help="write what compliance asks about one offer, as Markdown")
     return made
 
 

@@ -29,24 +29,25 @@ from tunecast.units import duration_s
 
 USAGE = "tunecast plan JOB [options], or tunecast plan [options] -- train.py ARGS..."
 DESCRIPTION = """\
-Which machines to rent for a job, with which settings, how long it takes and what it costs in all: the cheapest, the
-fastest, the balanced choice, and with --within the cheapest that makes the deadline.
+Finds which machines to rent for a job, with which settings, how long it takes and what it costs in total: the cheapest,
+the fastest and a balanced option, and with --within the cheapest that meets the deadline.
 
-Picked are machines one can sign for: on demand, from companies with a contract, at prices that are not old. What spot,
-marketplaces and reservations would cost is said beside; --spot, --marketplace and --reserved let them be picked.
+It picks machines that you can sign a contract for: on demand, from known companies, at recent prices. What spot
+machines, marketplaces and reservations would cost is shown next to them; --spot, --marketplace and --reserved allow
+picking them.
 
-What the job says stays as it is; chosen are the cards, how the job is spread over them, how the global batch is split
-(micro_batch x grad_accum x cards stays the same), and, where the job does not say them, gradient_checkpointing and
-kernels. --keep fixes more, --allow frees more. JSON Lines of jobs and a sweep (--set lora.rank=8,16,64) are planned
-each for itself; tunecast launch plans them together."""
+What the job says stays as it is. The plan chooses the cards, how the job is spread over them, how the global batch is
+split (micro_batch x grad_accum x cards stays the same), and gradient_checkpointing and kernels if the job does not set
+them. --keep fixes more, --allow frees more. For several jobs (JSON Lines, or a sweep: --set lora.rank=8,16,64) there is
+one plan for each; tunecast launch plans them together."""
 EPILOG = """\
 examples:
   tunecast plan llama-3.1-8b --method lora --tokens 20000000
   tunecast plan job.yaml --within 6h --max-usd 50 --html plan.html
-  tunecast plan job.yaml --eu --no-cloud-act                    in the EU for sure, no US parent known
+  tunecast plan job.yaml --eu --no-cloud-act                    certainly in the EU, no known US parent
   tunecast plan job.yaml --runs 8                               8 variants, one after another on one machine
-  tunecast plan job.yaml --set lora.rank=8,16,64 --json         a plan of each, a line each; also of jobs.jsonl
-  tunecast plan job.yaml --gpu rtx-4090                         on such cards alone; your own: tunecast offers add
+  tunecast plan job.yaml --set lora.rank=8,16,64 --json         one plan per rank, one line each; or jobs.jsonl
+  tunecast plan job.yaml --gpu rtx-4090                         only on this card; to add yours: tunecast offers add
   tunecast plan --eu --within 6h -- train.py --epochs 3         your own script, traced (its flags: plan --help --)
 """
 
@@ -79,14 +80,21 @@ def parser() -> Parser:
     made.add_argument("source", metavar="JOB", help="the file you train with, a job file, or a model")
     wanted = add_question_flags(made)
     wanted.add_argument(
-        "--nodes-up-to", metavar="N", type=count, help="machines joined at most (default: one, unless it is not enough)"
+        "--nodes-up-to",
+        metavar="N",
+        type=count,
+        help="most machines joined for one run (default: one, if that is enough)",
     )
     wanted.add_argument(
-        "--keep", metavar="FIELD,…", action="append", default=[], help=f"fix too: {', '.join(KEEPABLE)}"
+        "--keep",
+        metavar="FIELD,…",
+        action="append",
+        default=[],
+        help=f"also keep as the job has them: {', '.join(KEEPABLE)}",
     )
     wanted.add_argument(
         "--allow", metavar="FIELD,…", action="append", default=[],
-        help=f"choose too: {', '.join(ALLOWABLE)}",
+        help=f"also choose: {', '.join(ALLOWABLE)}",
     )  # fmt: skip
     add_calibration_flag(wanted)
     add_job_flags(made, without=FILTERS)
@@ -96,36 +104,59 @@ def parser() -> Parser:
 def add_question_flags(made: Parser) -> argparse._ArgumentGroup:
     """What a plan of a job and one of a script are asked; the group of what is wanted."""
     wanted = made.add_argument_group("what is wanted")
-    wanted.add_argument("--within", metavar="TIME", type=duration, help="deadline, such as 6h, from order to model")
-    wanted.add_argument("--max-usd", metavar="N", type=number(0, 1e9, "dollars"), help="budget: the likely cost")
-    wanted.add_argument("--runs", metavar="N", type=count, default=1, help="variants, one after another on one machine")
-    wanted.add_argument("--validated", action="store_true", help="only cards and stacks whose runs were measured")
-    wanted.add_argument("--weekly", action="store_true", help="it runs every week: also say what a year costs")
-    which = made.add_argument_group("which offers")
-    which.add_argument("--spot", action="store_true", help="spot machines may be picked too")
-    which.add_argument("--no-spot", action="store_true", help="say nothing of spot machines")
-    which.add_argument(
-        "--marketplace", action="store_true", help="marketplaces, and sellers without a known company, too"
+    wanted.add_argument(
+        "--within", metavar="TIME", type=duration, help="deadline from order to trained model, such as 6h"
     )
-    which.add_argument("--reserved", action="store_true", help="reservations too, each at the cost of its whole term")
-    which.add_argument("--max-age", metavar="DAYS", type=count, help="of a price (default: 180, of spot prices 30)")
-    which.add_argument("--available", action="store_true", help="ask providers that tell anybody whether one is free")
-    which.add_argument("--as-of", metavar="DATE", type=day, help="plan as on that day, such as 2026-09-01")
+    wanted.add_argument(
+        "--max-usd", metavar="N", type=number(0, 1e9, "dollars"), help="budget for the likely total cost, in US dollars"
+    )
+    wanted.add_argument(
+        "--runs",
+        metavar="N",
+        type=count,
+        default=1,
+        help="number of runs, one after another on one machine (default: 1)",
+    )
+    wanted.add_argument("--validated", action="store_true", help="only cards and stacks whose runs were measured")
+    wanted.add_argument("--weekly", action="store_true", help="the job runs every week: also show the cost per year")
+    which = made.add_argument_group("which offers")
+    which.add_argument("--spot", action="store_true", help="may also pick spot machines")
+    which.add_argument("--no-spot", action="store_true", help="leave spot machines out")
+    which.add_argument(
+        "--marketplace", action="store_true", help="may also pick marketplaces, and sellers whose company is not known"
+    )
+    which.add_argument(
+        "--reserved", action="store_true", help="may also pick reservations, each at the cost of its whole term"
+    )
+    which.add_argument(
+        "--max-age", metavar="DAYS", type=count, help="oldest price that counts (default: 180, for spot prices 30)"
+    )
+    which.add_argument(
+        "--available", action="store_true", help="ask providers that need no account whether one is free"
+    )
+    which.add_argument("--as-of", metavar="DATE", type=day, help="plan as of that day, such as 2026-09-01")
     add_filter_flags(which)
     bill = made.add_argument_group("the bill")
     add_money_flags(bill)
-    bill.add_argument("--storage", metavar="SIZE", type=size, help="kept for a month (default: checkpoints and model)")
-    bill.add_argument("--egress", metavar="SIZE", type=size, help="taken home (default: the model, or its adapters)")
     bill.add_argument(
-        "--interruptions", metavar="N", type=number(0, 3600, "interruptions"), help="of a spot machine, an hour"
+        "--storage", metavar="SIZE", type=size, help="storage paid for a month (default: checkpoints and model)"
+    )
+    bill.add_argument(
+        "--egress", metavar="SIZE", type=size, help="data downloaded at the end (default: the model, or its adapters)"
+    )
+    bill.add_argument(
+        "--interruptions",
+        metavar="N",
+        type=number(0, 3600, "interruptions"),
+        help="interruptions per hour of a spot machine (default: an estimate)",
     )
     output = made.add_argument_group("output")
     add_json_flag(output)
-    output.add_argument("--html", metavar="FILE", help="write the plan as a page of its own")
+    output.add_argument("--html", metavar="FILE", help="write the plan as an HTML page")
     output.add_argument("--md", metavar="FILE", help="write the plan as Markdown, for a pull request")
     output.add_argument("--short", action="store_true", help="one line instead of the whole answer")
-    output.add_argument("--details", action="store_true", help="the plot, every line of the bill, all that was assumed")
-    output.add_argument("--quiet", action="store_true", help="no progress on stderr")
+    output.add_argument("--details", action="store_true", help="also the plot, every line of the bill, all assumptions")
+    output.add_argument("--quiet", action="store_true", help="show no progress on stderr")
     return wanted
 
 

@@ -15,10 +15,10 @@ from tunecast.planning.script_plan import MOST_TRACES
 
 USAGE = "tunecast plan [options] -- train.py ARGS..."
 DESCRIPTION = """\
-Which machines to rent for your own training script, how long it takes there and what it costs in all. The script is
-traced once, without a GPU, and its operations are priced on every card that is rented out; picks whose kernels differ
-are traced on their own cards. Nothing of the script is changed (tunecast fit -- train.py does that), and it runs on as
-many cards as it is launched on. How many steps it takes its trainer says, or --total-steps."""
+Finds which machines to rent for your own training script, how long it takes there and what it costs in total. The
+script is traced once, without a GPU, and its operations are priced on every card for rent; picks whose kernels differ
+are traced again as on their own cards. The script is not changed (tunecast fit -- train.py proposes changes), and it
+runs on as many cards as it is launched on. The number of steps comes from its trainer, or from --total-steps."""
 
 
 def parser() -> Parser:
@@ -29,7 +29,7 @@ def parser() -> Parser:
     add_script_flags(script)
     script.add_argument(
         "--traces", metavar="N", type=traces, default=MOST_TRACES,
-        help=f"further cards to trace it on at most: those that are picked (default: {MOST_TRACES})",
+        help=f"most further cards to trace it on: those that are picked (default: {MOST_TRACES})",
     )  # fmt: skip
     add_tracing_flags(made)
     return made

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 USAGE = "tunecast predict JOB... [options]"
 DESCRIPTION = """\
-The GPU memory each job needs, whether it fits its card, and how long it takes. A JOB is a file (.yaml, .yml, .json;
-.jsonl holds one job per line), or a model: a bundled name, a Hub id, or a folder with config.json. Flags win over the
-file."""
+Predicts the GPU memory each job needs, whether it fits its card, and how long it takes. A JOB is a file (.yaml, .yml,
+.json; .jsonl with one job per line), or a model: a bundled name, a Hub id, or a folder with config.json. Flags win over
+the file."""
 EPILOG = """\
 examples:
   tunecast predict job.yaml                                    a job file
@@ -38,7 +38,8 @@ examples:
   tunecast predict jobs.jsonl --json > predictions.jsonl       many jobs, one answer per line
 
 The closed form follows the real training code allocation by allocation and needs no torch. --engine traced runs that
-code itself, in your versions, on tensors without contents: seconds instead of a moment, and no GPU either.
+code itself, in your versions, on tensors without contents: it takes seconds instead of a moment, and needs no GPU
+either.
 """
 
 FEWEST_SHARED = 8
@@ -53,11 +54,13 @@ def parser() -> Parser:
     made.add_argument("jobs", metavar="JOB", nargs="+", help="the file you train with, a job file, or a model")
     made.add_argument(
         "--engine", metavar="NAME",
-        help="analytic: the closed form, in a moment; traced: the real training code, in seconds; default: analytic, "
-        "and an architecture it does not know is traced where torch and transformers are installed",
+        help="analytic (closed form, a moment) or traced (real training code, seconds); default: analytic, "
+        "or traced for an architecture it does not know, if torch and transformers are installed",
     )  # fmt: skip
-    made.add_argument("--cost", action="store_true", help="with --json: what the job's own machines cost, rented")
-    made.add_argument("--no-advice", action="store_true", help="do not try changes to the job; saves a second or two")
+    made.add_argument("--cost", action="store_true", help="with --json: what it costs to rent the job's own machines")
+    made.add_argument(
+        "--no-advice", action="store_true", help="do not try changes to the job, which saves a second or two"
+    )
     add_calibration_flag(made)
     made.add_argument("--exact", action="store_true", help="trace every layer instead of a few that stand for all")
     add_output_flags(made)

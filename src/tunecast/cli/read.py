@@ -14,13 +14,13 @@ from tunecast.report.lists.recipe import recipe_text
 
 USAGE = "tunecast read PATH [KEY=VALUE ...] [--json]"
 DESCRIPTION = """\
-The job understood from the file you already train with, recognised by what it holds: Axolotl, LLaMA-Factory, TRL,
-torchtune and others. Each field is shown with the line it comes from, or whose default it is; keys that were not
-understood are named. The file is never executed."""
+Shows the job in the file you already train with: Axolotl's, LLaMA-Factory's, TRL's, torchtune's and others, recognised
+by content. Each field is shown with the line it comes from, or whose default it is; keys that were not
+understood are listed. The file is never executed."""
 EPILOG = """\
 examples:
   tunecast read config.yaml                          what was understood
-  tunecast read config.yaml micro_batch_size=4       with another value, in the words of its framework
+  tunecast read config.yaml micro_batch_size=4       with another value, by its framework's key
   tunecast read config.yaml --json                   for programs
 
 Then ask about it: tunecast predict config.yaml --gpu rtx-4090, or tunecast plan config.yaml.
@@ -29,8 +29,8 @@ Then ask about it: tunecast predict config.yaml --gpu rtx-4090, or tunecast plan
 
 def parser() -> Parser:
     made = Parser("read", USAGE, DESCRIPTION, EPILOG)
-    made.add_argument("path", metavar="PATH", help="the file of a training")
-    made.add_argument("values", metavar="KEY=VALUE", nargs="*", help="keys of its framework that win over the file's")
+    made.add_argument("path", metavar="PATH", help="the file you train with")
+    made.add_argument("values", metavar="KEY=VALUE", nargs="*", help="keys of its framework, which win over the file's")
     add_json_flag(made)
     return made
 

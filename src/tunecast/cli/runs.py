@@ -20,16 +20,16 @@ from tunecast.report.runs.text import imported_text, published_text, run_text, r
 
 USAGE = "tunecast runs [list] | show ID | compare JOB | export | import FILE | publish | prune --keep 365d   [options]"
 DESCRIPTION = """\
-Runs that were measured: memory, time and what was predicted, the newest first. They are kept in one file, or on a
-PostgreSQL server: TUNECAST_STORE=postgresql://USER@HOST/DATABASE. Paths, data, host and user names are not recorded.
+Measured runs: memory and time, next to what was predicted, newest first. They are kept in one file, or on a PostgreSQL
+server: TUNECAST_STORE=postgresql://USER@HOST/DATABASE. Paths, data, host and user names are not recorded.
 
-  list        what is stored, and how near predictions were; --plot and --html draw it
-  show ID     all of one run; the first digits of its id will do
-  compare JOB the measured runs nearest to a job, and how far off their predictions were (runs compare --help)
-  export      JSON Lines, to stdout or --out FILE; --shipped: the runs that come with tunecast
-  import FILE takes such a file (- is stdin); what is there already stays once, lines that are no runs are named
-  publish     an anonymised file for others, --out FILE; without it, what would be in it. Nothing is sent anywhere
-  prune       forgets what began longer ago than --keep 365d, or before a day"""
+  list        list stored runs, and how close predictions were; --plot and --html draw it
+  show ID     show one run in full; the first digits of its id are enough
+  compare JOB compare a job with the measured runs most like it (runs compare --help)
+  export      write JSON Lines, to stdout or --out FILE; --shipped: the runs that come with tunecast
+  import FILE read such a file (- is stdin); runs already stored are skipped, lines that are not runs are reported
+  publish     write an anonymised file for others to --out FILE; without it, show what it would hold. Sends nothing
+  prune       delete runs that began longer ago than --keep 365d, or before a day"""
 EPILOG = """\
 examples:
   tunecast runs
@@ -57,19 +57,19 @@ def parser() -> Parser:
     made = Parser("runs", USAGE, DESCRIPTION, EPILOG)
     made.add_argument("words", metavar="ACTION", nargs="*", help=f"{', '.join(TAKES)} (default: list)")
     group = made.add_argument_group("which runs")
-    group.add_argument("--gpu", metavar="NAME", help="of this card")
-    group.add_argument("--model", metavar="NAME", help="of this model: a bundled name or a Hub id")
-    group.add_argument("--method", choices=METHODS, help="what was trained")
-    group.add_argument("--state", choices=STATES, help="how it ended")
-    group.add_argument("--since", metavar="WHEN", help="began since: a day, or 30d, 8w, 1y")
-    group.add_argument("--limit", metavar="N", type=count, help=f"at most so many (default: {SHOWN}; --json: all)")
+    group.add_argument("--gpu", metavar="NAME", help="only runs on this card")
+    group.add_argument("--model", metavar="NAME", help="only runs of this model: a bundled name or a Hub id")
+    group.add_argument("--method", choices=METHODS, help="only runs with this method")
+    group.add_argument("--state", choices=STATES, help="only runs in this state")
+    group.add_argument("--since", metavar="WHEN", help="only runs that began since: a day, or 30d, 8w, 1y")
+    group.add_argument("--limit", metavar="N", type=count, help=f"most runs to list (default: {SHOWN}; --json: all)")
     add_json_flag(made)
-    made.add_argument("--plot", action="store_true", help="predicted against measured, in the terminal")
-    made.add_argument("--html", metavar="FILE", help="the same as a page of its own")
-    made.add_argument("--out", metavar="FILE", help="export and publish: write here")
+    made.add_argument("--plot", action="store_true", help="plot predicted against measured, in the terminal")
+    made.add_argument("--html", metavar="FILE", help="write the same as an HTML page")
+    made.add_argument("--out", metavar="FILE", help="export and publish: write to this file")
     made.add_argument("--shipped", action="store_true", help="export: the runs that come with tunecast")
-    made.add_argument("--keep", metavar="HOW-LONG", help="prune: 365d, 2y, or a day before which all is forgotten")
-    made.add_argument("--dry-run", action="store_true", help="prune: count only")
+    made.add_argument("--keep", metavar="HOW-LONG", help="prune: keep runs this recent: 365d, 2y, or since a day")
+    made.add_argument("--dry-run", action="store_true", help="prune: only count what would be deleted")
     return made
 
 

@@ -12,10 +12,10 @@ from tunecast.report.runs.learned import nearest_text
 
 USAGE = "tunecast runs compare JOB [options]"
 DESCRIPTION = """\
-The measured runs most like a job, of those that come with tunecast and of your store, and how far their predictions
-were off: measured over predicted, the middle 80 %. Memory by runs of the same family of stacks, time by runs on the
-same card. How near a run is follows from card, stack, number of cards, precision, method, task, the model's size,
-tokens of a micro-batch and recomputation (docs/learning.md)."""
+Shows the measured runs most like a job, among those that come with tunecast and in your store, and how far off their
+predictions were: measured over predicted, the middle 80 %. Memory is compared with runs of the same family of stacks,
+time with runs on the same card. Runs are alike in card, stack, number of cards, precision, method, task, model size,
+tokens per micro-batch and recomputation (docs/learning.md)."""
 EPILOG = """\
 examples:
   tunecast runs compare job.yaml

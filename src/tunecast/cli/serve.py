@@ -17,14 +17,14 @@ USAGE = (
     "[--ends-with-stdin]"
 )
 DESCRIPTION = """\
-A page to plan a fine-tune by looking, and the HTTP API behind it, served by this machine to this machine. It prints its
-URL and runs until it is interrupted. No request leaves the machine: models are the bundled ones, or a config.json that
-is dropped on the page; --hub allows Hub ids."""
+Serves a web page to plan a fine-tune on, and the HTTP API behind it, to this machine alone unless --host says
+otherwise. It prints its URL and runs until it is interrupted. No request leaves the machine: models are the bundled
+ones, or a config.json dropped on the page; --hub also allows Hub ids."""
 EPILOG = """\
 examples:
   tunecast serve                                                    at http://127.0.0.1:8765/, and opens a browser
-  tunecast serve --port 0 --no-browser                              any port that is free
-  tunecast serve --host 10.0.0.5 --token-file token --no-browser    for a team: whoever asks needs the token
+  tunecast serve --port 0 --no-browser                              any free port
+  tunecast serve --host 10.0.0.5 --token-file token --no-browser    for a team: requests need the token
 
 Then, from a program: curl -s 127.0.0.1:8765/api/predict -H 'Content-Type: application/json' \\
   -d '{"job": {"model": "llama-3.1-8b", "method": "qlora", "hardware": {"gpu": "rtx-4090"}}}'
@@ -35,24 +35,30 @@ PACKAGES = ("starlette", "uvicorn")
 
 def parser() -> Parser:
     made = Parser("serve", USAGE, DESCRIPTION, EPILOG)
-    made.add_argument("--port", metavar="N", type=int, default=PORT, help=f"default: {PORT}; 0: any that is free")
+    made.add_argument(
+        "--port", metavar="N", type=int, default=PORT, help=f"port to listen on; 0: any free one (default: {PORT})"
+    )
     made.add_argument(
         "--host",
         metavar="H",
         default="127.0.0.1",
-        help="address to listen at; another than this machine's own needs a token",
+        help="address to listen on; any but loopback needs --token-file (default: 127.0.0.1)",
     )
-    made.add_argument("--token-file", metavar="F", help="a file with the token that every request has to carry")
-    made.add_argument("--hub", action="store_true", help="jobs may name Hub ids, which are looked up there")
-    made.add_argument("--no-browser", action="store_true", help="open no browser")
+    made.add_argument("--token-file", metavar="F", help="file with the token that every request has to carry")
+    made.add_argument("--hub", action="store_true", help="allow Hub ids, which are looked up on the Hub")
+    made.add_argument("--no-browser", action="store_true", help="do not open a browser")
     made.add_argument(
         "--framed-by",
         metavar="ORIGIN",
         action="append",
         default=[],
-        help="the page may be shown in a frame of this one: an editor's; default: of none",
+        help="allow this origin, such as an editor's, to show the page in a frame (default: none)",
     )
-    made.add_argument("--ends-with-stdin", action="store_true", help="end when whoever started it ends")
+    made.add_argument(
+        "--ends-with-stdin",
+        action="store_true",
+        help="stop when stdin closes, as when the program that started it ends",
+    )
     return made
 
 

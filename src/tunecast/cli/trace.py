@@ -28,10 +28,10 @@ from tunecast.units import GIB, gib
 
 USAGE = "tunecast trace [options] -- train.py ARGS..."
 DESCRIPTION = """\
-The GPU memory and time of your own training script: it is run to its end on tensors without contents, and every
-allocation is recorded with the line that made it; steps like others already traced are replayed. Needs no GPU, no
-weights and no network, and writes nothing into your folders. torch 2.8 or newer; plain loops, Trainer, TRL, accelerate,
-DeepSpeed, Lightning. Launchers and shell scripts after -- are read, not run."""
+Predicts the GPU memory and time of your own training script. It runs to its end on tensors without contents, and every
+allocation is recorded with the line that made it; steps like those already traced are replayed. Needs torch 2.8 or
+newer, but no GPU, no weights and no network, and writes nothing into your folders. Plain loops, Trainer, TRL,
+accelerate, DeepSpeed, Lightning. Launchers and shell scripts after -- are parsed, not run."""
 EPILOG = """\
 examples:
   tunecast trace -- train.py --epochs 3
@@ -39,8 +39,8 @@ examples:
   tunecast trace -- torchrun --nproc-per-node 8 train.py              one of eight processes: DDP, FSDP
   tunecast trace --gpus 2 -- train.py                                 one process on two cards: device_map
   tunecast trace -- trl sft --config sft.yaml                         an installed program
-  tunecast trace -- bash run.sh                                       a shell or Slurm script that ends in a training
-  tunecast trace -- train.ipynb                                       a notebook, its cells in order
+  tunecast trace -- bash run.sh                                       a shell or Slurm script that starts a training
+  tunecast trace -- train.ipynb                                       a notebook, cell by cell
   tunecast trace --accelerate-config fsdp.yaml -- train.py
   tunecast trace --model my-org/my-model=./config.json -- train.py    a model whose config.json is not in the cache
 """
@@ -52,10 +52,10 @@ ALLOCATORS = ("native", "expandable_segments")
 
 def parser() -> Parser:
     made = Parser("trace", USAGE, DESCRIPTION, EPILOG)
-    made.add_argument("--gpu", metavar="NAME", help=f"the card to run on (default: {DEFAULT_GPU})")
+    made.add_argument("--gpu", metavar="NAME", help=f"the card to predict for (default: {DEFAULT_GPU})")
     add_script_flags(made)
     made.add_argument(
-        "--gpus", metavar="N", type=count, help="cards that one process sees: device_map, nn.DataParallel"
+        "--gpus", metavar="N", type=count, help="cards that one process uses: device_map, nn.DataParallel"
     )
     add_output_flags(made)
     add_tracing_flags(made)
@@ -66,28 +66,32 @@ def add_script_flags(parser: argparse._ActionsContainer) -> None:
     """How a script is run, for every command that traces one."""
     parser.add_argument(
         "--steps", metavar="N|all", type=steps,
-        help="stop the script after N optimizer steps; all: trace every step of it (default: the whole run, of which "
-        "steps alike are replayed)",
+        help="stop the script after N optimizer steps; all: trace every step (default: the whole run, replaying steps "
+        "that are alike)",
     )  # fmt: skip
     parser.add_argument(
         "--total-steps", metavar="N", type=count, help="optimizer steps of the whole run, whatever the script says"
     )
-    parser.add_argument("--nproc-per-node", metavar="N", type=count, help="processes on each machine, one per GPU")
-    parser.add_argument("--nnodes", metavar="N", type=count, help="machines")
-    parser.add_argument("--accelerate-config", metavar="FILE", help="the YAML of `accelerate config`")
+    parser.add_argument("--nproc-per-node", metavar="N", type=count, help="processes per machine, one per GPU")
+    parser.add_argument("--nnodes", metavar="N", type=count, help="number of machines")
+    parser.add_argument("--accelerate-config", metavar="FILE", help="the YAML file that `accelerate config` wrote")
     parser.add_argument(
         "--allocator", choices=ALLOCATORS, help="PyTorch's CUDA allocator (default: as PYTORCH_ALLOC_CONF says)"
     )
     parser.add_argument(
         "--capacity", metavar="GIB", type=number(0, 1e6, "GiB"),
-        help="give PyTorch this much of the card, whatever the card has",
+        help="give PyTorch this many GiB of the card, whatever the card has",
     )  # fmt: skip
     parser.add_argument(
-        "--reserve", metavar="SIZE", type=size, default=0, help="held on the card by others: a display, another process"
+        "--reserve",
+        metavar="SIZE",
+        type=size,
+        default=0,
+        help="memory on the card held by others: a display, another process",
     )
     parser.add_argument(
         "--model", metavar="NAME=CONFIG", action="append", default=[],
-        help="what the script loads as NAME has this config.json, bundled model or Hub id",
+        help="for what the script loads as NAME: a config.json, bundled model or Hub id",
     )  # fmt: skip
 
 

@@ -31,7 +31,7 @@ def help_text(parser: Parser, *, everything: bool) -> str:
     formatter.end_section()
     formatter.add_text(first_paragraph(parser.epilog or ""))
     flags = sum(1 for action in parser._actions if action.option_strings)
-    formatter.add_text(f"All {flags} flags, in groups, and more on what is done: {parser.prog} --help-all")
+    formatter.add_text(f"All {flags} flags, in groups, and more on what it does: {parser.prog} --help-all")
     return formatter.format_help()
 
 

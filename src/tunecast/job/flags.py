@@ -21,7 +21,7 @@ from tunecast.records import NamedTuple
 
 _BATCH, _PRECISION, _MODEL = "Batch, length and memory", "Precision and kernels", "Model and method"
 _SECTIONS: Mapping[str, str] = {
-    "lora": "Adapters (`lora`)", "quantization": "Quantized weights (`quantization`)", "data": "Data (`data`)",
+    "lora": "Adapters (`lora`)", "quantization": "Quantised weights (`quantization`)", "data": "Data (`data`)",
     "run": "Evaluation and checkpoints (`run`)", "preference": "Preferences (`preference`)",
     "rl": "Rollouts (`rl`)", "head": "Heads (`head`)", "distill": "Distillation (`distill`)",
     "vision": "Images and videos (`vision`)", "hardware": "Hardware (`hardware`)",
@@ -123,7 +123,8 @@ def add_job_flags(parser: argparse.ArgumentParser, without: Collection[str] = ()
         group.add_argument(flag.flag, dest=dest, metavar=metavar, default=argparse.SUPPRESS, help=help)
     parser.add_argument(
         "--set", dest=PREFIX, metavar="FIELD=VALUE", action="append", default=[],
-        help="any field of the job, by its dotted name or what trainers call it; A,B,C: a sweep, a job of each value",
+        help="any field of the job, by its dotted name or as trainers call it; A,B,C: a sweep, one job per value, for "
+        "commands that take several jobs",
     )  # fmt: skip
 
 

@@ -67,33 +67,35 @@ class Job(Section):
     model: str = field(
         REQUIRED,
         OURS,
-        "bundled name, Hub id, a folder holding config.json, or a config.json; in a job file a path "
-        "that begins with ./ or ../ starts at that file",
+        "bundled name, Hub id, folder with config.json, or a config.json; in a job file, paths that begin with ./ "
+        "or ../ are relative to that file",
         aka="model_name_or_path base_model model_name",
     )
     id: str | int | None = field(None, OURS, "echoed in the answer")
     task: str = field(
         "sft",
         OURS,
-        "what is trained for; micro_batch counts pairs of dpo, orpo, cpo, simpo and reward, completions of grpo, rloo "
-        "and ppo, else rows",
+        "the training task; micro_batch counts pairs for dpo, orpo, cpo, simpo and reward, completions for grpo, "
+        "rloo and ppo, otherwise rows",
         choices=TASKS,
         aka="stage",
     )
     method: str = field(
         "full",
         trl("ModelConfig.use_peft", False),
-        "what is trained: all, or adapters",
+        "what is trained: all weights, or adapters",
         choices=METHODS,
         aka="finetuning_type adapter peft_method",
     )
     trained: tuple[str, ...] | None = field(
         None,
         OURS,
-        "with method full: modules whose parameters are trained, by what stands between dots of their names, such as "
-        "layers.31, layers.31.mlp or lm_head; all others are frozen; null: every parameter is trained",
+        "with method full: modules to train, by dot-separated parts of their names, such as layers.31, "
+        "layers.31.mlp or lm_head; all others are frozen; null: every parameter is trained",
     )
-    stack: str = field(DEFAULT_STACK, OURS, "whose kernels, casts and loss", choices=tuple(STACKS))
+    stack: str = field(
+        DEFAULT_STACK, OURS, "training stack whose kernels, casts and loss are used", choices=tuple(STACKS)
+    )
     transformers_version: str | None = release_field("transformers", "4.48")
     torch_version: str | None = release_field("torch", "2.13")
     peft_version: str | None = release_field("peft", "0.21")
@@ -101,34 +103,35 @@ class Job(Section):
     bitsandbytes_version: str | None = release_field("bitsandbytes", "0.50")
     liger_version: str | None = release_field("liger-kernel", "0.8")
     unsloth_version: str | None = release_field("unsloth", "2026.10")
-    stack_version: str | None = release_field("the stack's own package where it has no field above", "torchtune's 0.4")
+    stack_version: str | None = release_field("the stack's own package if no field above covers it", "torchtune's 0.4")
     lora: Lora = section(Lora, "adapters, with method lora or qlora")
     quantization: Quantization = section(Quantization, "of the frozen weights, with method qlora")
     weights_dtype: str = field(
         "auto",
         transformers("PreTrainedModel.from_pretrained.dtype"),
-        "dtype the base weights that are not quantised load in; auto: as the stack does, with transformers and TRL the "
-        "checkpoint's own",
+        "dtype that non-quantised base weights are loaded in; auto: as the stack does (transformers and TRL: the "
+        "checkpoint's own)",
         choices=("auto", *DTYPES),
         aka="dtype torch_dtype model_dtype",
     )
     autocast: str | None = field(
-        "bfloat16", trl("SFTConfig.bf16", None), "mixed precision; null for none", choices=("bfloat16", "float16")
+        "bfloat16", trl("SFTConfig.bf16", None), "mixed-precision dtype; null: none", choices=("bfloat16", "float16")
     )
     matmul_dtype: str | None = field(
-        None, OURS, "dtype linear layers compute in, where it is lower still", choices=("float8", "float4")
+        None, OURS, "dtype linear layers compute in, if lower than autocast's", choices=("float8", "float4")
     )
     optimizer: str = field(
         DEFAULT_OPTIMIZER,
         transformers("TrainingArguments.optim"),
-        "transformers' `optim`, muon; as estimates te_fused_adam and flash_adamw; its default holds from torch 2.8 on",
+        "transformers' `optim`, or muon; te_fused_adam and flash_adamw are estimates; the default holds from "
+        "torch 2.8 on",
         choices=tuple(OPTIMIZERS),
         aka="optim optimiser",
     )
     optimizer_state_dtype: str | None = field(
         None,
         OURS,
-        "dtype of both moments, of te_fused_adam (exp_avg_dtype) and of Megatron's optimizer (exp_avg_dtype with "
+        "dtype of both moments, for te_fused_adam (exp_avg_dtype) and Megatron's optimizer (exp_avg_dtype with "
         "use_precision_aware_optimizer); null: float32",
         choices=("float32", "bfloat16"),
         aka="exp_avg_dtype",
@@ -136,20 +139,20 @@ class Job(Section):
     master_weights: str | None = field(
         None,
         OURS,
-        "what the optimizer keeps of 16-bit weights besides its moments: nothing, a copy in float32, or the 16 bits "
-        "that the weights have not (store_param_remainders); null: as te_fused_adam, flash_adamw or Megatron do",
+        "what the optimizer keeps for 16-bit weights besides its moments: nothing, a float32 copy, or the 16 bits "
+        "that the weights lack (store_param_remainders); null: as te_fused_adam, flash_adamw or Megatron do",
         choices=MASTERS,
     )
     optimizer_in_backward: bool = field(
         False,
         OURS,
-        "each weight is updated as soon as its gradient is there, and the gradient dropped",
+        "update each weight as soon as its gradient is computed, then drop the gradient",
         aka="optimizer_in_bwd",
     )
     max_grad_norm: float = field(
         1.0,
         transformers("TrainingArguments.max_grad_norm"),
-        "gradient clipping; 0: none",
+        "norm that gradients are clipped to; 0: no clipping",
         within=(0, 1e9),
         null_is=0.0,
         aka="grad_clip clip_grad_norm gradient_clipping",
@@ -157,7 +160,7 @@ class Job(Section):
     seq_len: int = field(
         1024,
         trl("SFTConfig.max_length"),
-        "tokens a row is padded or packed to, 4k for 4096; the longest of lengths where only those are given",
+        "tokens each row is padded or packed to, 4k for 4096; if only lengths are given, the longest of them",
         within=(1, 10_000_000),
         aka="max_length max_seq_length max_seq_len sequence_len cutoff_len model_max_length "
         "sequence_length seq_length context_length block_size",
@@ -166,7 +169,7 @@ class Job(Section):
     micro_batch: int = field(
         8,
         transformers("TrainingArguments.per_device_train_batch_size"),
-        "rows a device takes at a time",
+        "rows per device per micro-batch",
         within=(1, 1_000_000),
         aka="per_device_train_batch_size micro_batch_size batch_size batch per_device_batch_size bs",
     )
@@ -184,19 +187,19 @@ class Job(Section):
         aka="activation_checkpointing use_gradient_checkpointing enable_activation_checkpointing",
     )
     checkpoint_reentrant: bool | None = field(
-        None, OURS, "the older kind of checkpointing; null: as the stack's release does", aka="use_reentrant"
+        None, OURS, "reentrant checkpointing, the older kind; null: as the stack's release does", aka="use_reentrant"
     )
     recompute: str | None = field(
         None,
         OURS,
-        "with gradient_checkpointing: all of a layer, or all but its expensive operations (torchtitan's per-op "
-        "selective checkpointing); null: as the stack does",
+        "with gradient_checkpointing: recompute whole layers, or all but their expensive operations (torchtitan's "
+        "per-op selective checkpointing); null: as the stack does",
         choices=("all", "selective"),
     )
     offload_activations: bool = field(
         False,
         trl("SFTConfig.activation_offloading"),
-        "what the backward pass needs waits in host memory",
+        "keep activations for the backward pass in host memory",
         aka="activation_offloading enable_activation_offloading",
     )
     attention: str = field(
@@ -209,20 +212,22 @@ class Job(Section):
     kernels: tuple[str, ...] = field(
         (),
         trl("SFTConfig.use_liger_kernel", False),
-        "fused kernels in use: Liger's all (liger, with head and loss as one) or one by one, cut_cross_entropy and "
-        "axolotl's lora_triton (estimates), foak; fla, causal-conv1d, mamba-ssm: installed, so that layers without "
-        "attention take them",
+        "fused kernels: all of Liger's (liger, with head and loss fused) or single ones, cut_cross_entropy and "
+        "axolotl's lora_triton (estimates), foak; fla, causal-conv1d, mamba-ssm: installed, so that layers "
+        "without attention use them",
         choices=(*CHOSEN, *INSTALLED),
     )
     loss: str | None = field(
         None,
         OURS,
-        "whether logits are made all at once, and widened to float32 for the loss (full) or not (low_precision: NeMo "
-        "Automodel's fp32_upcast: false), or a chunk at a time; fused: Megatron Core's cross_entropy_loss_fusion; "
-        "null: as the stack does",
+        "how logits are computed: all at once, upcast to float32 for the loss (full) or not (low_precision: NeMo "
+        "Automodel's fp32_upcast: false), or in chunks (chunked); fused: Megatron Core's "
+        "cross_entropy_loss_fusion; null: as the stack does",
         choices=("full", "low_precision", "chunked", "fused"),
     )
-    compile: bool = field(False, transformers("TrainingArguments.torch_compile"), "torch.compile", aka="torch_compile")
+    compile: bool = field(
+        False, transformers("TrainingArguments.torch_compile"), "use torch.compile", aka="torch_compile"
+    )
     allocator: str = field(
         "native", OURS, "PyTorch's CUDA allocator: PYTORCH_CUDA_ALLOC_CONF", choices=("native", "expandable_segments")
     )

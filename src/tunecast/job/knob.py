@@ -364,7 +364,7 @@ def field(
 
 
 def release_field(package: str, example: str) -> Any:
-    text = f"release of {package} whose code runs, such as {example}; null: the one its stack is followed at"
+    text = f"release of {package}, such as {example}; null: the one followed for the stack"
     return field(None, OURS, text, kind="release")
 
 

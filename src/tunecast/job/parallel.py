@@ -15,8 +15,8 @@ class Parallel(Section):
     replicate: int | None = field(
         None,
         OURS,
-        "with hsdp: whole copies of the weights, each sharded over the rest of the ranks (dp_replicate); null: one a "
-        "machine",
+        "with hsdp: whole copies of the weights, each sharded over the rest of the ranks (dp_replicate); null: "
+        "one per machine",
         within=(2, 65536),
         aka="dp_replicate data_parallel_replicate_degree dp_replicate_size",
     )
@@ -29,79 +29,81 @@ class Parallel(Section):
     use_orig_params: bool = field(
         True,
         OURS,
-        "with fsdp_version 1: the optimizer sees the model's own parameters; false: flat ones, a unit each",
+        "with fsdp_version 1: the optimizer sees the model's own parameters; false: flat ones, one per unit",
         aka="fsdp_use_orig_params",
     )
     reduce_dtype: str | None = field(
         None,
         OURS,
-        "what gradients are summed over ranks in; null: as the stack does",
+        "dtype that gradients are summed over ranks in; null: as the stack does",
         choices=("float32", "bfloat16", "float16"),
     )
     reshard_after_forward: bool = field(
         True,
         OURS,
-        "with fsdp: a layer's weights are let go after its forward pass and gathered again (FULL_SHARD, ZeRO-3)",
+        "with fsdp: free a layer's weights after its forward pass and gather them again (FULL_SHARD, ZeRO-3)",
         aka="fsdp_reshard_after_forward",
     )
     shard_ends: bool | None = field(
         None,
         OURS,
-        "torchtune: embedding and head are gathered apart from the rest (custom_sharded_layers); null: with full "
-        "training and not with adapters, as most of its files have it",
+        "torchtune: gather embedding and head apart from the rest (custom_sharded_layers); null: on for full "
+        "training, off with adapters, as in most of its files",
     )
     sync_each_batch: bool = field(
         False,
         accelerate("GradientAccumulationPlugin.sync_each_batch"),
-        "with grad_accum above 1: gradients are summed over ranks, and cut, after every micro-batch instead of waiting "
-        "whole for the last (no_sync); Trainer: accelerator_config gradient_accumulation_kwargs",
+        "with grad_accum above 1: sum gradients over ranks, and shard them, after every micro-batch instead of "
+        "keeping them whole until the last (no_sync); Trainer: accelerator_config gradient_accumulation_kwargs",
     )
     cpu_ram_efficient_loading: bool = field(
         False,
         accelerate("FullyShardedDataParallelPlugin.cpu_ram_efficient_loading", None),
-        "with fsdp: weights are sent from the first rank when they are cut; on its own it saves no host memory, since "
-        "from_pretrained loads them on every rank (load_on_rank_0)",
+        "with fsdp: the first rank sends the weights when they are sharded; on its own it saves no host memory, "
+        "since from_pretrained loads them on every rank (load_on_rank_0)",
         aka="fsdp_cpu_ram_efficient_loading",
     )
     load_on_rank_0: bool = field(
         False,
         OURS,
-        "with fsdp and cpu_ram_efficient_loading: the script loads the model on rank 0 alone, and makes it of memory "
-        "that nobody touches on the others (docs/host_memory.md)",
+        "with fsdp and cpu_ram_efficient_loading: the script loads the model on rank 0 alone; the other ranks "
+        "build it in memory that is never touched (docs/host_memory.md)",
     )
     state_dict_type: str = field(
         "full",
         Origin("tunecast", "the Trainer asks accelerate for FULL_STATE_DICT unless fsdp_config says otherwise", "full"),
-        "with fsdp: the first rank gathers and writes a checkpoint (full), or each rank writes its part (sharded), of "
-        "which accelerate merge-weights makes a model",
+        "with fsdp: the first rank gathers and writes a checkpoint (full), or each rank writes its part "
+        "(sharded), which accelerate merge-weights turns into a model",
         choices=("full", "sharded"),
         aka="fsdp_state_dict_type",
     )
-    layers: int = field(1, OURS, 'device_map="auto": cards of one machine the layers are spread over', within=(1, 1024))
+    layers: int = field(
+        1, OURS, 'device_map="auto": cards of one machine that the layers are spread over', within=(1, 1024)
+    )
     tensor: int = field(
-        1, OURS, "cards a layer is split over", within=(1, 65536), aka="tp tensor_parallel_size tp_size"
+        1, OURS, "cards each layer is split over", within=(1, 65536), aka="tp tensor_parallel_size tp_size"
     )
     sequence_parallel: bool | None = field(
         None,
         OURS,
-        "with tensor: cards split the tokens outside attention and MLP; null: as the stack's recipes do, which is true",
+        "with tensor: split tokens over the cards outside attention and MLP; null: true, as in the stack's recipes",
         aka="sp",
     )
     pipeline: int = field(1, OURS, "pipeline stages", within=(1, 65536), aka="pp pipeline_parallel_size pp_size")
     virtual_stages: int = field(
         1,
         OURS,
-        "pieces of the model a pipeline stage holds: more than 1 interleaves them",
+        "pieces of the model per pipeline stage; more than 1 interleaves them",
         within=(1, 1024),
         aka="vp virtual_pipeline_model_parallel_size vpp",
     )
     context: int = field(
-        1, OURS, "cards a sequence is split over", within=(1, 65536), aka="cp context_parallel_size cp_size"
+        1, OURS, "cards each sequence is split over", within=(1, 65536), aka="cp context_parallel_size cp_size"
     )
     context_kind: str = field(
         "ring",
         OURS,
-        "with context: keys and values go around (ring), or heads are split while attention sees all of a row "
+        "with context: pass keys and values around (ring), or split heads so that attention sees whole rows "
         "(ulysses: DeepSpeed's, accelerate's sp_size)",
         choices=("ring", "ulysses"),
     )
@@ -115,15 +117,18 @@ class Parallel(Section):
         within=(1, 65536),
         aka="etp expert_tensor_parallel_size",
     )
-    offload: str = field("none", OURS, "what waits in host memory", choices=("none", "optimizer", "parameters"))
+    offload: str = field("none", OURS, "what is kept in host memory", choices=("none", "optimizer", "parameters"))
     offload_device: str = field(
-        "cpu", OURS, "with offload: where it waits, host memory or NVMe drives (ZeRO-Infinity)", choices=("cpu", "nvme")
+        "cpu",
+        OURS,
+        "with offload: where it is kept, host memory or NVMe drives (ZeRO-Infinity)",
+        choices=("cpu", "nvme"),
     )
     reduce_bucket_size: int | str | None = field(
         None,
         OURS,
-        "with zero1, zero2 and zero3: elements of the bucket that gradients are summed in; auto: the square of the "
-        f"hidden size; {_AS_STACK}",
+        "with zero1, zero2 and zero3: elements per bucket that gradients are summed in; auto: hidden size "
+        f"squared; {_AS_STACK}",
         choices=("auto",),
         within=(0, 10**13),
         kilo=1000,
@@ -131,8 +136,7 @@ class Parallel(Section):
     prefetch_bucket_size: int | str | None = field(
         None,
         OURS,
-        "with zero3: elements of weights that are fetched ahead; auto: 0.9 of the square of the hidden size; "
-        f"{_AS_STACK}",
+        f"with zero3: elements of weights fetched ahead; auto: 0.9 times hidden size squared; {_AS_STACK}",
         choices=("auto",),
         within=(0, 10**13),
         aka="stage3_prefetch_bucket_size",
@@ -141,7 +145,8 @@ class Parallel(Section):
     param_persistence_threshold: int | str | None = field(
         None,
         OURS,
-        f"with zero3: weights of so many elements or fewer are never cut; auto: 10 times the hidden size; {_AS_STACK}",
+        "with zero3: weights of at most this many elements are never sharded; auto: 10 times the hidden size; "
+        f"{_AS_STACK}",
         choices=("auto",),
         within=(0, 10**13),
         aka="stage3_param_persistence_threshold",
@@ -150,7 +155,7 @@ class Parallel(Section):
     max_live_parameters: int | None = field(
         None,
         OURS,
-        f"with zero3: elements of whole weights beyond which nothing is fetched ahead; {_AS_STACK}",
+        f"with zero3: gathered elements beyond which nothing is fetched ahead; {_AS_STACK}",
         within=(0, 10**13),
         aka="stage3_max_live_parameters",
         kilo=1000,
@@ -158,7 +163,7 @@ class Parallel(Section):
     max_reuse_distance: int | None = field(
         None,
         OURS,
-        "with zero3: a weight that is needed again within so many elements of others stays whole; " + _AS_STACK,
+        f"with zero3: a weight needed again within this many elements of others stays gathered; {_AS_STACK}",
         within=(0, 10**13),
         aka="stage3_max_reuse_distance",
         kilo=1000,
@@ -166,18 +171,18 @@ class Parallel(Section):
     sub_group_size: int | None = field(
         None,
         OURS,
-        f"with zero3: elements of a rank's part that take an optimizer step at once; {_AS_STACK}",
+        f"with zero3: elements of a rank's shard that the optimizer updates at once; {_AS_STACK}",
         within=(0, 10**13),
         kilo=1000,
     )
     overlap_comm: bool | None = field(
         None,
         OURS,
-        "with zero1, zero2 and zero3: gradients are summed while the backward pass goes on, with a second bucket in "
-        f"zero1 and zero2; {_AS_STACK}",
+        "with zero1, zero2 and zero3: sum gradients during the backward pass, with a second bucket in zero1 and "
+        f"zero2; {_AS_STACK}",
     )
     round_robin_gradients: bool | None = field(
-        None, OURS, f"with zero1 and zero2: weights are dealt out to ranks before they are cut; {_AS_STACK}"
+        None, OURS, f"with zero1 and zero2: deal weights out to ranks before they are sharded; {_AS_STACK}"
     )
 
     @property

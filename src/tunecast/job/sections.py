@@ -18,7 +18,7 @@ class Lora(Section):
     alpha: float = field(
         32.0,
         trl("ModelConfig.lora_alpha", 32),
-        "scale of the adapters: alpha / rank",
+        "adapters are scaled by alpha / rank",
         within=(0, 1e6),
         above_low=True,
         aka="lora_alpha",
@@ -26,27 +26,28 @@ class Lora(Section):
     dropout: float | None = field(
         None,
         trl("ModelConfig.lora_dropout", 0.05),
-        "dropout before the adapters; null: 0.05, or 0 where experts get adapters, for which PEFT refuses dropout",
+        "dropout before the adapters; null: 0.05, or 0 if experts get adapters, for which PEFT refuses dropout",
         within=(0, 0.99),
         aka="lora_dropout",
     )
     targets: str | tuple[str, ...] | None = field(
         None,
         peft("LoraConfig.target_modules"),
-        "modules that get an adapter; null: what PEFT chooses for the architecture (q_proj and v_proj of a Llama), or "
-        "all-linear where it has no choice of its own. experts.down_proj means experts' stacked weights themselves "
-        "(target_parameters). NeMo Automodel's may be patterns of whole names (*_proj), with ! before what is left out",
+        "modules that get an adapter; null: PEFT's choice for the architecture (q_proj and v_proj for Llama), or "
+        "all-linear if it has none. experts.down_proj means the experts' stacked weights themselves "
+        "(target_parameters). NeMo Automodel also takes patterns of full names (*_proj), with ! before what to "
+        "leave out",
         choices=("all-linear", "attention"),
         aka="target_modules lora_target lora_target_modules lora_modules",
     )
     dora: bool = field(False, trl("ModelConfig.use_dora"), "weight-decomposed adapters", aka="use_dora peft_use_dora")
     rslora: bool = field(
-        False, trl("ModelConfig.use_rslora"), "scale by alpha / sqrt(rank)", aka="use_rslora peft_use_rslora"
+        False, trl("ModelConfig.use_rslora"), "scale by alpha / sqrt(rank) instead", aka="use_rslora peft_use_rslora"
     )
     adapter_dtype: str = field(
         "float32",
         peft("get_peft_model.autocast_adapter_dtype", True),
-        "dtype of the adapters; the base weights' when autocast_adapter_dtype=False",
+        "dtype of the adapters; with autocast_adapter_dtype=False that of the base weights",
         choices=DTYPES,
     )
 
@@ -62,10 +63,10 @@ class Quantization(Section):
     format: str | None = field(
         None,
         trl("ModelConfig.load_in_4bit", False),
-        "format of the frozen weights: bitsandbytes' nf4, fp4 and int8; gptq, awq and transformers' finegrained_fp8 "
-        "as checkpoints hold them; torchao_int8 and torchao_float8 (weight only); or TransformerEngine's float8 "
-        "(fp8_param_gather, with method lora or qlora); null: what the checkpoint's config.json says, or nf4 when the "
-        "method is qlora",
+        "format of the frozen weights: bitsandbytes' nf4, fp4 and int8; gptq, awq and transformers' "
+        "finegrained_fp8 as stored in checkpoints; torchao_int8 and torchao_float8 (weight only); or "
+        "TransformerEngine's float8 (fp8_param_gather, with method lora or qlora); null: what the checkpoint's "
+        "config.json says, or nf4 with method qlora",
         choices=("nf4", "fp4", "int8", "gptq", "awq", "finegrained_fp8", "torchao_int8", "torchao_float8", "float8"),
         flag="quantization",
         aka="bnb_4bit_quant_type quant quant_type quantize",
@@ -91,27 +92,28 @@ class Quantization(Section):
             "PEFT's quantization guide calls prepare_model_for_kbit_training, TRL's SFTTrainer does not",
             True,
         ),
-        "prepare_model_for_kbit_training was called: what is not quantised becomes float32; with gptq and torchao it "
-        "casts nothing; awq and finegrained_fp8 are trained without it unless it is said",
+        "call prepare_model_for_kbit_training: what is not quantised becomes float32; with gptq and torchao "
+        "nothing is cast; awq and finegrained_fp8 train without it unless it is set",
     )
 
 
 @dataclass(frozen=True)
 class Data(Section):
-    tokens: int | None = field(None, OURS, "tokens of the data set, 20M for 20 million", within=(1, 10**16), kilo=1000)
-    samples: int | None = field(None, OURS, "samples of the data set, instead of tokens", within=(1, 10**13), kilo=1000)
+    tokens: int | None = field(None, OURS, "tokens in the data set, 20M for 20 million", within=(1, 10**16), kilo=1000)
+    samples: int | None = field(None, OURS, "samples in the data set, instead of tokens", within=(1, 10**13), kilo=1000)
     lengths: tuple[int, ...] | str | None = field(
         None,
         OURS,
-        "tokens of each sample: a list, a file that holds one, or a distribution such as uniform(50, 900), "
-        "lognormal(median=300, p90=1200) or percentiles(0=20, 50=300, 100=2048), or a data set's name: alpaca, "
-        "alpaca-gpt4, code-alpaca, dolly, gsm8k, longform; null: all of seq_len",
+        "tokens per sample: a list, a file with one, a distribution such as uniform(50, 900), "
+        "lognormal(median=300, p90=1200) or percentiles(0=20, 50=300, 100=2048), or the name of a data set: "
+        "alpaca, alpaca-cleaned, alpaca-gpt4, alpaca-gpt4-zh, code-alpaca, dolly, gsm8k, longform; null: seq_len "
+        "for all",
         within=(1, 10_000_000),
     )
     path: str | None = field(
         None,
         OURS,
-        "the training data itself, of which samples and their lengths are counted: .jsonl, .json, .csv, .tsv, .txt, "
+        "the training data itself, whose samples and lengths are counted: .jsonl, .json, .csv, .tsv, .txt, "
         ".parquet, .arrow, or a folder of them",
         aka="dataset_path data_path",
         flag="data-path",
@@ -119,21 +121,21 @@ class Data(Section):
     tokenizer: str | None = field(
         None,
         OURS,
-        "with data.path: a folder with tokenizer.json, by which tokens are counted; null: the model's own where it is "
-        "here, else estimated from characters",
+        "with data.path: folder whose tokenizer.json counts the tokens; null: the model's own if it is on this "
+        "machine, else tokens are estimated from characters",
         aka="tokenizer_path",
     )
     append_eos: bool | None = field(
         None,
         OURS,
-        "with data.path: each text ends with a token of its own; null: as the stack has it (TRL does, a script around "
-        "the Trainer does not)",
+        "with data.path: append an end-of-sequence token to each text; null: as the stack does (TRL does, a "
+        "script around the Trainer does not)",
         aka="add_eos_token",
     )
     completion_only: bool = field(
         True,
         trl("SFTConfig.completion_only_loss", None),
-        "with data.path: of prompts with completions only the completions have labels",
+        "with data.path: for prompts with completions, only the completions have labels",
         aka="completion_only_loss",
     )
     epochs: float = field(
@@ -144,28 +146,31 @@ class Data(Section):
         above_low=True,
         aka="num_train_epochs num_epochs epoch train_epochs",
     )
-    packing: bool = field(False, trl("SFTConfig.packing"), "samples packed into rows of seq_len", aka="sample_packing")
+    packing: bool = field(
+        False, trl("SFTConfig.packing"), "pack samples into rows of seq_len tokens", aka="sample_packing"
+    )
     packing_strategy: str = field(
         "bfd",
         trl("SFTConfig.packing_strategy"),
-        "with packing: best fit and truncated, best fit and split, or cut wherever a row is full",
+        "with packing: best fit, truncating long samples (bfd) or splitting them (bfd_split), or cut wherever a "
+        "row is full (wrapped)",
         choices=("bfd", "bfd_split", "wrapped"),
     )
     group_by_length: bool = field(
         False,
         transformers("TrainingArguments.train_sampling_strategy", "random"),
-        "samples of like length in one batch: train_sampling_strategy group_by_length",
+        "batch samples of similar length: train_sampling_strategy group_by_length",
     )
     pad_to_multiple_of: int | None = field(
         None,
         trl("SFTConfig.pad_to_multiple_of", "auto"),
-        "batches are padded to a multiple of so many tokens; null: to their longest row",
+        "pad batches to a multiple of this many tokens; null: to their longest row",
         within=(1, 65536),
     )
     max_tokens_per_batch: int | None = field(
         None,
         OURS,
-        "as many rows a batch as, padded, have this many tokens, instead of micro_batch rows",
+        "fill each batch up to this many tokens, padding included, instead of with micro_batch rows",
         within=(1, 10**9),
         aka="max_tokens",
         kilo=1024,
@@ -173,27 +178,27 @@ class Data(Section):
     drop_last: bool = field(
         False,
         transformers("TrainingArguments.dataloader_drop_last"),
-        "an epoch's last batch is left out where it is not full",
+        "drop an epoch's last batch if it is not full",
         aka="dataloader_drop_last",
     )
     seed: int = field(
         42,
         transformers("TrainingArguments.seed"),
-        "of the order in which the data set is trained on: data_seed, or seed where that is not given",
+        "seed of the sample order: data_seed, or seed if that is not given",
         within=(0, 2**32 - 1),
         aka="data_seed random_state",
     )
     workers: int = field(
         0,
         transformers("TrainingArguments.dataloader_num_workers"),
-        "processes a card that make batches; 0: the training process itself",
+        "data loader processes per card; 0: the training process itself",
         within=(0, 1024),
         aka="dataloader_num_workers num_workers",
     )
     prepared: bool = field(
         False,
         OURS,
-        "the data set is tokenised already: nothing is done to it before training",
+        "the data set is already tokenised: nothing is done to it before training",
         aka="skip_prepare_dataset",
     )
     num_proc: int = field(
@@ -204,12 +209,12 @@ class Data(Section):
         aka="dataset_num_proc preprocessing_num_workers dataset_processes",
     )
     eval_samples: int | None = field(
-        None, OURS, "samples evaluated on, as long as those trained on", within=(1, 10**13), kilo=1000
+        None, OURS, "samples to evaluate on, of the same lengths as those trained on", within=(1, 10**13), kilo=1000
     )
     held_back: float | None = field(
         None,
         OURS,
-        "samples of the data set that are evaluated on instead of being trained on: a share below 1, else how many",
+        "samples held back from training for evaluation: a fraction below 1, else a count",
         within=(0, 10**13),
         above_low=True,
         aka="val_set_size val_size test_size split_dataset_ratio",
@@ -226,69 +231,71 @@ class Run(Section):
     max_steps: int | None = field(
         None,
         transformers("TrainingArguments.max_steps", -1),
-        "optimizer steps of the whole run; null: as many as data and epochs make",
+        "optimizer steps of the whole run; null: as data and epochs give",
         within=(1, 10**12),
     )
     eval_strategy: str = field(
         "no",
         transformers("TrainingArguments.eval_strategy"),
-        "when it evaluates",
+        "when to evaluate",
         choices=("no", "steps", "epoch"),
         aka="evaluation_strategy",
     )
     eval_steps: int | None = field(
         None,
         transformers("TrainingArguments.eval_steps"),
-        "with eval_strategy steps: steps between two evaluations; null: 500, as logging_steps",
+        "with eval_strategy steps: steps between evaluations; null: 500, as logging_steps",
         within=(1, 10**12),
     )
     evals_per_epoch: float | None = field(
         None,
         OURS,
-        "with eval_strategy steps: evaluations an epoch, evenly spread over the run, instead of eval_steps (axolotl's)",
+        "with eval_strategy steps: evaluations per epoch, evenly spread over the run, instead of eval_steps "
+        "(axolotl's)",
         within=(0, 1e6),
         above_low=True,
     )
     eval_max_batches: int | None = field(
         None,
         OURS,
-        "batches that a device evaluates at most; null: all of eval_samples",
+        "most batches that each device evaluates; null: all of eval_samples",
         within=(1, 10**12),
         aka="max_validation_steps eval_iters",
     )
     eval_batch: int = field(
         8,
         transformers("TrainingArguments.per_device_eval_batch_size"),
-        "rows a device evaluates at a time",
+        "rows per device per evaluation batch",
         within=(1, 1_000_000),
         aka="per_device_eval_batch_size eval_batch_size",
     )
     save_strategy: str = field(
         "steps",
         transformers("TrainingArguments.save_strategy"),
-        "when it saves a checkpoint; with steps also at the end",
+        "when to save a checkpoint; with steps also at the end",
         choices=("no", "steps", "epoch"),
     )
     save_steps: int = field(
-        500, transformers("TrainingArguments.save_steps"), "steps between two checkpoints", within=(1, 10**12)
+        500, transformers("TrainingArguments.save_steps"), "steps between checkpoints", within=(1, 10**12)
     )
     saves_per_epoch: float | None = field(
         None,
         OURS,
-        "with save_strategy steps: checkpoints an epoch, evenly spread over the run, instead of save_steps (axolotl's)",
+        "with save_strategy steps: checkpoints per epoch, evenly spread over the run, instead of save_steps "
+        "(axolotl's)",
         within=(0, 1e6),
         above_low=True,
     )
     save_total_limit: int | None = field(
         None,
         transformers("TrainingArguments.save_total_limit"),
-        "checkpoints that are kept; null: all",
+        "checkpoints to keep; null: all",
         within=(1, 10**6),
     )
     save_only_model: bool = field(
         False,
         transformers("TrainingArguments.save_only_model"),
-        "a checkpoint is the model alone: no optimizer, scheduler and random state, so no run goes on where it was",
+        "save the model alone: no optimizer, scheduler or random state, so a run cannot resume",
     )
 
 
@@ -298,16 +305,16 @@ class Hardware(Section):
         "h200-sxm-141gb", OURS, "card, such as h100-sxm-80gb, rtx-4090 or l40s", aka="gpu_type gpu_name card"
     )
     gpus: int = field(
-        1, OURS, "cards of one node", within=(1, 1024), aka="num_gpus n_gpus gpu_count nproc_per_node gpus_per_node"
+        1, OURS, "cards per node", within=(1, 1024), aka="num_gpus n_gpus gpu_count nproc_per_node gpus_per_node"
     )
-    nodes: int = field(1, OURS, "machines", within=(1, 100_000), aka="num_nodes nnodes")
+    nodes: int = field(1, OURS, "number of machines (nodes)", within=(1, 100_000), aka="num_nodes nnodes")
     capacity_bytes: int | None = field(
-        None, OURS, "pretend that the card has this much for the allocator", kind="bytes", within=(1, 2**50)
+        None, OURS, "pretend that the card has this much memory for the allocator", kind="bytes", within=(1, 2**50)
     )
     reserve_bytes: int = field(
         0,
         OURS,
-        "held on the card by others: a display, another process",
+        "memory on the card held by others: a display, another process",
         kind="bytes",
         within=(0, 2**50),
         null_is=0,
@@ -322,7 +329,7 @@ class Hardware(Section):
     inter_node_gbps: float | None = field(
         None,
         OURS,
-        "line rate between nodes, in Gb/s a card; null: the card's reference machine's",
+        "line rate between nodes, in Gb/s per card; null: that of the card's reference machine",
         within=(0, 1e5),
         above_low=True,
         aka="inter_node_bandwidth network_gbps",
@@ -330,7 +337,7 @@ class Hardware(Section):
     launch_us: float | None = field(
         None,
         OURS,
-        "microseconds the host's CPU takes to launch an operation; null: a current server's",
+        "microseconds the host's CPU takes to launch an operation; null: those of a current server",
         within=(0, 1e4),
         above_low=True,
     )
@@ -338,12 +345,18 @@ class Hardware(Section):
         0.0, OURS, "seconds from ordering the machine to a shell; 0: already available", within=(0, 10**7), null_is=0.0
     )
     image_bytes: int = field(
-        0, OURS, "container image still to be pulled", kind="bytes", within=(0, 2**50), null_is=0, flag="image"
+        0,
+        OURS,
+        "size of the container image still to be pulled",
+        kind="bytes",
+        within=(0, 2**50),
+        null_is=0,
+        flag="image",
     )
     download_bytes_per_s: int | None = field(
         DOWNLOAD_BYTES_PER_S,
         OURS,
-        "rate at which model and image arrive; null: the model is on the disk already",
+        "download rate of model and image, in bytes per second; null: the model is already on disk",
         kind="bytes",
         within=(1, 2**50),
         flag="download-rate",
@@ -351,7 +364,7 @@ class Hardware(Section):
     disk_bytes_per_s: int | None = field(
         None,
         OURS,
-        "rate of the disk that the model is read from and checkpoints go to; null: as fast as was measured, in memory",
+        "disk rate for reading the model and writing checkpoints, in bytes per second; null: as through the page cache",
         kind="bytes",
         within=(1, 2**50),
         flag="disk-rate",
@@ -359,19 +372,22 @@ class Hardware(Section):
     nvme_bytes_per_s: int | None = field(
         None,
         OURS,
-        "rate at which a machine's NVMe drives together are read and written, with parallel.offload_device nvme; "
-        "null: one drive of PCIe 4",
+        "rate of all NVMe drives of a machine together, in bytes per second, with parallel.offload_device nvme; "
+        "null: that of one PCIe 4 drive",
         kind="bytes",
         within=(1, 2**50),
         flag="nvme-rate",
     )
     host_w: float | None = field(
-        None, OURS, "power of a machine besides its cards, in watts; null: about half of its cards'", within=(0, 10**6)
+        None,
+        OURS,
+        "power of a machine without its cards, in watts; null: about half of what its cards take",
+        within=(0, 10**6),
     )
     pue: float | None = field(
         None,
         OURS,
-        "power of the data centre over that of its machines; null: 1.3",
+        "power of the data centre divided by that of its machines; null: 1.3",
         within=(1, 10),
         aka="power_usage_effectiveness",
     )

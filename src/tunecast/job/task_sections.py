@@ -17,15 +17,15 @@ class Preference(Section):
         OURS,
         "where the reference's log-probabilities come from: a second model on the card, the same model with its "
         "adapters off, a pass over the data before training, or nowhere; null: as the trainer does (a model, or "
-        "adapters_off with method lora and qlora; of tasks without a reference none)",
+        "adapters_off with method lora and qlora; none for tasks without a reference)",
         choices=("model", "adapters_off", "precomputed", "none"),
     )
-    beta: float = field(0.1, trl("DPOConfig.beta"), "strength of the reference", within=(0, 1e6), flag="beta")
+    beta: float = field(0.1, trl("DPOConfig.beta"), "weight of the reference", within=(0, 1e6), flag="beta")
     sft_weight: float | None = field(
         None,
         OURS,
-        "weight of the language model's own loss on the chosen answers, which cpo and simpo may have beside theirs; "
-        "null: 1 of cpo, 0 of simpo",
+        "weight of the language-modelling loss on the chosen answers, which cpo and simpo may add to theirs; "
+        "null: 1 for cpo, 0 for simpo",
         within=(0, 1e6),
         aka="cpo_alpha",
         flag="sft-weight",
@@ -33,7 +33,7 @@ class Preference(Section):
     prompt_length: int = field(
         0,
         OURS,
-        "tokens at the start of each row that are prompt and have no label, where no data says it",
+        "prompt tokens at the start of each row, which have no labels; used if the data does not say",
         within=(0, 10_000_000),
         aka="max_prompt_length",
         kilo=1024,
@@ -48,7 +48,7 @@ class Vllm(Section):
     place: str = field(
         "colocate",
         trl("GRPOConfig.vllm_mode"),
-        "on the training cards, or on cards of its own, which cost too",
+        "where vLLM runs: on the training cards, or on cards of its own, which cost extra",
         choices=("colocate", "server"),
         aka="vllm_mode",
         flag="vllm-place",
@@ -73,12 +73,12 @@ class Vllm(Section):
     sleep: bool = field(
         False,
         trl("GRPOConfig.vllm_enable_sleep_mode"),
-        "its memory is given back while the model trains",
+        "vLLM frees its memory while the model trains",
         aka="vllm_enable_sleep_mode",
         flag="vllm-sleep",
     )
     cards: int = field(
-        1, OURS, "with place server: cards of the server, beside those that train", within=(1, 1024), flag="vllm-cards"
+        1, OURS, "with place server: cards of the server, besides those that train", within=(1, 1024), flag="vllm-cards"
     )
 
 
@@ -87,15 +87,15 @@ class Rl(Section):
     generations: int = field(
         8,
         trl("GRPOConfig.num_generations"),
-        "completions of each prompt",
+        "completions per prompt",
         within=(1, 65536),
         aka="num_generations group_size",
     )
     prompt_length: int | None = field(
         None,
         OURS,
-        "tokens of the longest prompt; seq_len, where not given, is this and completion_length; null: seq_len less "
-        "completion_length, or 512 where seq_len is not given either",
+        "tokens of the longest prompt; if seq_len is not given, it is this plus completion_length; null: seq_len "
+        "minus completion_length, or 512 if seq_len is not given either",
         within=(1, 10_000_000),
         kilo=1024,
         flag="prompt-length",
@@ -103,7 +103,7 @@ class Rl(Section):
     completion_length: int = field(
         512,
         trl("GRPOConfig.max_completion_length"),
-        "tokens that are generated",
+        "tokens generated per completion",
         within=(1, 10_000_000),
         aka="max_completion_length response_length max_new_tokens",
         kilo=1024,
@@ -111,7 +111,7 @@ class Rl(Section):
     steps_per_generation: int | None = field(
         None,
         trl("GRPOConfig.steps_per_generation"),
-        "micro-batches that one generation serves; null: grad_accum",
+        "micro-batches per generation; null: grad_accum",
         within=(1, 100_000),
     )
     iterations: int = field(
@@ -124,7 +124,7 @@ class Rl(Section):
     beta: float = field(
         0.0,
         trl("GRPOConfig.beta"),
-        "weight of the distance to a reference; 0: there is no reference",
+        "weight of the distance to a reference; 0: no reference",
         within=(0, 1e6),
         flag="rl-beta",
         aka="kl_coef",
@@ -132,13 +132,13 @@ class Rl(Section):
     reward_model: str | None = field(
         None,
         OURS,
-        "a model that scores completions on the card; null: functions do, which take no memory there; of ppo, a model "
+        "model on the card that scores completions; null: functions, which take no memory there; for ppo, a model "
         "of the policy's size",
     )
     engine: str = field(
         "transformers",
         trl("GRPOConfig.use_vllm", False),
-        "what generates",
+        "what generates the completions",
         choices=("transformers", "vllm"),
         flag="rl-engine",
     )
@@ -148,12 +148,12 @@ class Rl(Section):
 @dataclass(frozen=True)
 class Vision(Section):
     images: int = field(
-        0, OURS, "images of each sample; 0: text alone", within=(0, 10_000), aka="images_per_sample", kilo=1000
+        0, OURS, "images per sample; 0: text only", within=(0, 10_000), aka="images_per_sample", kilo=1000
     )
     pixels: int | None = field(
         None,
         OURS,
-        "pixels of each image or frame, as it reaches the model; null: the most that its processor leaves and a row "
+        "pixels of each image or frame as the model gets it; null: the most that its processor allows and a row "
         "has room for",
         within=(1, 10**9),
         aka="max_pixels image_max_pixels",
@@ -162,23 +162,22 @@ class Vision(Section):
     frames: int = field(
         0,
         OURS,
-        "frames of one video of each sample; 0: no video",
+        "frames of the video in each sample; 0: no video",
         within=(0, 1_000_000),
         aka="num_frames video_max_frames",
     )
     tiles: int | None = field(
         None,
         OURS,
-        "tiles an image is cut into by models that do (Llama 3.2, InternVL, LLaVA-NeXT); null: as many as pixels fill, "
-        "or one",
+        "tiles per image, for models that cut images up (Llama 3.2, InternVL, LLaVA-NeXT); null: as many as "
+        "pixels fill, or one",
         within=(1, 1000),
         aka="max_num_tiles max_patches",
     )
     trained: tuple[str, ...] | None = field(
         None,
         OURS,
-        "parts that are trained, or adapted where the method has adapters: tower, projector, language; null: as the "
-        "stack does",
+        "parts to train, or to adapt if the method has adapters: tower, projector, language; null: as the stack does",
         choices=("tower", "projector", "language"),
         flag="vision-trained",
     )
@@ -191,7 +190,7 @@ class Vision(Section):
 @dataclass(frozen=True)
 class Distill(Section):
     teacher: str | None = field(
-        None, OURS, "the model that is learnt from: bundled name, Hub id or path", aka="teacher_model_name_or_path"
+        None, OURS, "the teacher model: bundled name, Hub id or path", aka="teacher_model_name_or_path"
     )
     place: str = field(
         "card", OURS, "where the teacher runs: on the training cards, or elsewhere", choices=("card", "server"),
@@ -207,7 +206,7 @@ class Distill(Section):
     top_k: int | None = field(
         None,
         OURS,
-        "logits of each token that are kept of the teacher's, the largest; null: all, or 64 of a teacher elsewhere",
+        "largest teacher logits kept per token; null: all, or 64 if the teacher runs elsewhere",
         within=(1, 1_000_000),
         aka="gkd_logits_topk",
         flag="teacher-top-k",
@@ -219,14 +218,14 @@ class Head(Section):
     labels: int | None = field(
         None,
         OURS,
-        "outputs of the head that takes the vocabulary's place; null: 2 of classify and prm, 1 of reward and rerank",
+        "outputs of the head that replaces the vocabulary's; null: 2 for classify and prm, 1 for reward and rerank",
         within=(1, 10_000_000),
         aka="num_labels",
     )
     negatives: int = field(
         0,
         OURS,
-        "texts of each sample that its anchor is to be far from, beside the one it is to be near to, with embed",
+        "with embed: negative texts per sample, besides the positive one",
         within=(0, 1000),
         aka="num_hard_negatives",
     )
