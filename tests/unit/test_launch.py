@@ -250,6 +250,7 @@ def test_slurms_order() -> None:
     text = rendered(job, "slurm", options={"partition": "gpu", "gres": "gpu:h100:8"}).files["job.sbatch"]
     for line in ("--nodes=2", "--gres=gpu:h100:8", "--partition=gpu", "--requeue", "--ntasks-per-node=1"):
         assert f"#SBATCH {line}\n" in text
+    assert 'srun --cpus-per-task="$SLURM_CPUS_PER_TASK"' in text, "srun takes one core where it is not told (srun(1))"
     assert "#SBATCH --time=" in text and "#SBATCH --mem=" in text
     assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0
 

@@ -81,6 +81,18 @@ def test_skypilots_order_is_the_plans() -> None:
     assert resources["disk_size"] == 256 + 30
 
 
+def test_a_disk_holds_what_is_downloaded_too() -> None:
+    from tunecast.units import GB
+
+    fields: dict[str, Any] = {"stack": "trl", "method": "qlora", "seq_len": 128, "micro_batch": 1, "max_steps": 10}
+    job = read("llama-3.1-70b", None, **fields, gpu="h100-sxm-80gb")
+    found = door.launch(job, on="dstack", dry_run=True)
+    assert isinstance(found, Rendering)
+    asked = yaml.safe_load(found.files["task.dstack.yml"])["resources"]["disk"]
+    # 70.6e9 parameters of two bytes, beside what dstack asks for by itself
+    assert int(asked.removesuffix("GB..")) >= 100 + 2 * 70.6e9 / GB
+
+
 def test_nothing_is_rented_elsewhere_where_places_were_asked_for() -> None:
     one = offer("l4", 0.7, 3.0, provider="gcp", regions=("europe-west4", "europe-west1"), instance="g2-standard-8")
     resources = task(order(offers=(one,), anywhere=False), bucket="s3://kept")["resources"]

@@ -200,7 +200,7 @@ def order_of(
         raise DoesNotFit(
             f"{job.model} does not fit {job.hardware.gpus} x {job.hardware.gpu}. To fix: tunecast fit, or tunecast plan"
         )
-    time, outside = found.time, found.outside
+    time = found.time
     host = None if found.utilization is None else found.utilization.host
     if preflight:
         program = with_preflight(program, job, found, ram_of(job, found), cpu=cpu)
@@ -218,7 +218,7 @@ def order_of(
         None if time is None or cpu or time.total_range_s is None else time.total_range_s[1] + added_s,
         1 if host is None else host.cpu_cores,
         ram_of(job, found),
-        None if outside is None else outside.disk.peak_bytes,
+        disk_bytes_of(found),
     )
 
 
@@ -230,6 +230,15 @@ def ram_of(job: Job, found: Prediction) -> int | None:
     held = max((each for each in known if each is not None), default=None)
     files = found.files
     return None if held is None or files is None else held + files.downloaded_bytes
+
+
+def disk_bytes_of(found: Prediction) -> int | None:
+    """Of a machine: the checkpoints it begins from, and what it saves; of a run of unknown length one checkpoint."""
+    outside, files = found.outside, found.files
+    if outside is None or files is None:
+        return None
+    saved = outside.disk.peak_bytes
+    return files.downloaded_bytes + (outside.disk.checkpoint_bytes if saved is None else saved)
 
 
 def name_of(job: Job) -> str:

@@ -125,6 +125,7 @@ class Order:
     ram_bytes: int | None = None
     """Of a machine's host memory."""
     disk_bytes: int | None = None
+    """Of a machine's disk, for what it downloads and what it saves."""
     in_turn: bool = False
     """One of several on one machine that has no queue of its own: each waits for those before it."""
     of_several: bool = False

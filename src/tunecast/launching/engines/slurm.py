@@ -24,7 +24,7 @@ from tunecast.units import MIB
 
 ELSEWHERE = False
 OPTIONS = ("partition", "account", "qos", "constraint", "gres", "reservation", "time", "mem", "exclude", "nodelist")
-BATCH, ARRAY = "job.sbatch", "array.txt"
+ARRAY = "array.txt"
 MOST_IN_ARRAY = 1000
 """Slurm's default, one index less (slurm.conf(5), MaxArraySize)."""
 BATCH = "job.sbatch"
@@ -147,7 +147,8 @@ requeue() {{
 }}
 trap requeue USR1
 
-srun --kill-on-bad-exit=1 bash -c 'NODE_RANK=$SLURM_NODEID exec bash {RESUME}' &
+# From Slurm 22.05 on srun does not take over the cores of a task by itself.
+srun --cpus-per-task="$SLURM_CPUS_PER_TASK" --kill-on-bad-exit=1 bash -c 'NODE_RANK=$SLURM_NODEID exec bash {RESUME}' &
 status=0
 while kill -0 $! 2>/dev/null; do
     status=0
