@@ -255,6 +255,13 @@ def test_slurms_order() -> None:
     assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0
 
 
+def test_slurm_gives_the_cores_that_tokenize() -> None:
+    job = job_of(samples=1000, data={"num_proc": 16, "workers": 2})
+    assert "#SBATCH --cpus-per-task=16\n" in rendered(job, "slurm").files["job.sbatch"]
+    given = rendered(job, "slurm", options={"cpus-per-task": "4"}).files["job.sbatch"]
+    assert "#SBATCH --cpus-per-task=4\n" in given and "cpus-per-task=16" not in given
+
+
 SBATCH = """#!/bin/sh
 case "$*" in
 *--test-only*) {} ;;

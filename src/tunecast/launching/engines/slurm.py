@@ -23,7 +23,10 @@ from tunecast.records import replace
 from tunecast.units import MIB
 
 ELSEWHERE = False
-OPTIONS = ("partition", "account", "qos", "constraint", "gres", "reservation", "time", "mem", "exclude", "nodelist")
+OPTIONS = (
+    *("partition", "account", "qos", "constraint", "gres", "reservation", "time", "mem", "cpus-per-task"),
+    *("exclude", "nodelist"),
+)
 ARRAY = "array.txt"
 MOST_IN_ARRAY = 1000
 """Slurm's default, one index less (slurm.conf(5), MaxArraySize)."""
@@ -85,7 +88,7 @@ def _array(
     rams = [each.ram_bytes for each in of if each.ram_bytes is not None]
     together = replace(
         of[0],
-        cpu_cores=max(each.cpu_cores for each in of),
+        cpu_cores=max(map(cores_of, of)),
         ram_bytes=max(rams, default=None),
         limit_s=max(limits, default=None),
     )
@@ -104,7 +107,7 @@ def batch_text(order: Order, options: Mapping[str, str], array: str = "") -> str
         "job-name": order.name,
         "nodes": str(hardware.nodes),
         "ntasks-per-node": "1",
-        "cpus-per-task": str(order.cpu_cores),
+        "cpus-per-task": str(cores_of(order)),
         "gres": f"gpu:{hardware.gpus}",
         **({} if order.ram_bytes is None else {"mem": f"{ceil(order.ram_bytes / MIB)}M"}),
         **({} if order.limit_s is None else {"time": slurm_time(order.limit_s)}),
@@ -117,6 +120,12 @@ def batch_text(order: Order, options: Mapping[str, str], array: str = "") -> str
     lines = ["#!/usr/bin/env bash", *(f"#SBATCH --{name}={value}" for name, value in asked.items())]
     body = BODY.replace(CHECKPOINT_END, order.program.checkpoint_end)
     return "\n".join([*lines, "#SBATCH --requeue", OF_ARRAY if array else ALONE, body])
+
+
+def cores_of(order: Order) -> int:
+    """Slurm lets a job use no others: those of its training, or of the processes that tokenize before it, whose time is
+    predicted so."""
+    return max(order.cpu_cores, order.job.data.num_proc)
 
 
 ALONE = """set -euo pipefail
