@@ -12,8 +12,9 @@ import json
 import os
 import shlex
 from pathlib import Path
-from signal import SIGTERM
+from signal import SIGKILL, SIGTERM
 from subprocess import Popen
+from time import sleep
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ import pytest
 from tunecast.door import launch as door
 from tunecast.door.read import read
 from tunecast.errors import NotResolved, UsageError
-from tunecast.launching.engines import engine_of, rendering_of, ssh
+from tunecast.launching.engines import engine_of, local, rendering_of, ssh
 from tunecast.launching.engines.names import DSTACK_CARDS, SEVERAL_CARDS, SKYPILOT_CARDS, SKYPILOT_CLOUDS
 from tunecast.launching.ledger import LedgerEntry
 from tunecast.launching.offers import PlannedMachines, most_usd_per_hour, planned_machines, with_offers
@@ -247,6 +248,25 @@ def choice(gpu: str, provider: str = "runpod", gpus: int = 1, **told: Any) -> di
         "regions": ["x"],
     }
     return {"offer": machine | told, "job": {"hardware": {"nodes": 1}}, "total_s": 100.0}
+
+
+def test_a_training_that_does_not_end_when_asked_is_made_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    folder = door.ledger.folder() / "job"
+    folder.mkdir(parents=True)
+    (folder / "resume.sh").write_text("trap '' TERM; touch deaf; sleep 60 & wait; sleep 60\n")
+    entry = LedgerEntry("job", folder, "local", "trl", "", "")
+    door.ledger.keep(entry)
+    patience = f"sleep {local.END_S};"
+    assert patience in local.START and patience in local.START_IN_TURN
+    job = Popen(["bash", "-c", local.START.replace(patience, "sleep 1;")], cwd=folder, start_new_session=True)
+    while not (folder / "deaf").exists():
+        sleep(0.01)
+    asked = door.cancel("job")
+    assert isinstance(asked, door.Launched) and asked.state == "running", "it still has its cards"
+    assert asked.notes == ("asked to end, and not over yet",)
+    assert job.wait() == -SIGKILL
+    assert door.jobs().jobs[0].state == "cancelled"
 
 
 def test_machines_of_a_plan() -> None:

@@ -14,13 +14,18 @@ from tunecast.launching.rendering import RESUME, Command, Order
 
 ELSEWHERE = False
 OPTIONS: tuple[str, ...] = ()
-START = f"echo $$ >{PID}; bash {RESUME} >{LOG} 2>&1; echo $? >{STATUS}"
+END_S = 60
+"""From being asked to end until being made to: more than the 30 s that torchrun gives its workers, which have sessions of
+their own (torch/distributed/elastic/multiprocessing/api.py, `close`)."""
+TRAIN = (
+    f"trap '(sleep {END_S}; kill -s KILL 0) 9>&- &' TERM; bash {RESUME} >{LOG} 2>&1 9>&- & child=$!; "
+    f"while kill -0 $child 2>/dev/null; do wait $child; status=$?; done; echo $status >{STATUS}"
+)
+"""Stays until the training is over, which may take its time to end, or not want to."""
+START = f"echo $$ >{PID}; {TRAIN}"
 """Says its own process first, so that a launch that was killed in between is found again; at its end how it ended."""
 WAITING, TURN = "waiting", "../.turn"
-START_IN_TURN = (
-    f"touch {WAITING}; echo $$ >{PID}; exec 9>>{TURN}; flock 9 || exit 1; rm -f {WAITING}; "
-    f"bash {RESUME} >{LOG} 2>&1 9>&-; echo $? >{STATUS}"
-)
+START_IN_TURN = f"touch {WAITING}; echo $$ >{PID}; exec 9>>{TURN}; flock 9 || exit 1; rm -f {WAITING}; {TRAIN}"
 """The same, once the jobs before it are over: who holds a lock of the kernel's runs (flock(1)), and it is free when its
 holder ends, however that comes."""
 
