@@ -15,11 +15,12 @@ from tunecast.launching.rendering import RESUME, Command, Order
 ELSEWHERE = False
 OPTIONS: tuple[str, ...] = ()
 END_S = 60
-"""From being asked to end until being made to: more than the 30 s that torchrun gives its workers, which have sessions of
-their own (torch/distributed/elastic/multiprocessing/api.py, `close`)."""
+"""From being asked to end until being made to: more than the 30 s that torchrun gives its workers, which have sessions
+of their own (torch/distributed/elastic/multiprocessing/api.py, `close`)."""
 KILL = (
-    f"finish() {{ sleep {END_S}; for each in /proc/[0-9]*; do one=${{each#/proc/}}; read -r told <$each/stat || continue; "
-    "told=(${told##*\\) }); case $one in $$|$BASHPID) ;; *) [ ${told[3]} = $$ ] && kill -s KILL $one;; esac; done; }"
+    f"finish() {{ sleep {END_S}; for each in /proc/[0-9]*; do one=${{each#/proc/}}; "
+    "read -r told <$each/stat || continue; told=(${told##*\\) }); "
+    "case $one in $$|$BASHPID) ;; *) [ ${told[3]} = $$ ] && kill -s KILL $one;; esac; done; }"
 )
 """All of the session (proc(5), /proc/PID/stat): what measures a training gives it a process group of its own."""
 TRAIN = (
