@@ -283,6 +283,14 @@ def test_machines_of_a_plan() -> None:
     assert planned_machines({**plan, "asked": ["--within 6h"]}, "plan.json").anywhere
 
 
+def test_a_machine_of_ones_own_is_called_as_its_owner_likes() -> None:
+    """What `tunecast offers add` makes of a price per kWh: it was taken for no plan's machine."""
+    told = {"source": "own; 0.31 EUR/kWh, 1350 W: 2 x 450 W and half of that besides", "regions": ["Köln, Keller"]}
+    pick = choice("rtx-4090", "uni köln", gpus=2, kind="owned", **told)
+    (found,) = planned_machines({"best": "cheapest", "picks": {"cheapest": pick}}, "plan.json").offers
+    assert (found.kind, found.gpu, found.gpus, found.usd_per_hour) == ("owned", "rtx-4090", 2, 1.0)
+
+
 @pytest.mark.parametrize("bad", [{"gpu": "l4\nrun: x"}, {"gpus": 0}, {"usd_per_hour": "much"}, {"regions": ["$(id)"]}])
 def test_a_file_that_is_no_plan_is_refused(bad: dict[str, Any]) -> None:
     given: dict[str, Any] = {"gpu": "l4", **bad}

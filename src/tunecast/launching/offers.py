@@ -46,7 +46,9 @@ def planned_machines(plan: Mapping[str, Any], where: str) -> PlannedMachines:
 
 
 def _offer(choice: Mapping[str, Any]) -> MachineOffer:
-    offer, hardware = choice["offer"], choice["job"]["hardware"]
+    offer, hardware = dict(choice["offer"]), choice["job"]["hardware"]
+    if offer["kind"] == "owned":  # nobody orders it: its names are the owner's words
+        offer |= {"provider": "own", "regions": (), "instance": "", "source": ""}
     made = MachineOffer(
         _word(offer["provider"]),
         _word(offer["kind"]),
