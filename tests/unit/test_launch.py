@@ -257,7 +257,9 @@ def test_slurms_order() -> None:
 
 def test_slurm_gives_the_cores_that_tokenize() -> None:
     job = job_of(samples=1000, data={"num_proc": 16, "workers": 2})
-    assert "#SBATCH --cpus-per-task=16\n" in rendered(job, "slurm").files["job.sbatch"]
+    found = rendered(job, "slurm")
+    assert "#SBATCH --cpus-per-task=16\n" in found.files["job.sbatch"]
+    assert any("--set data.num_proc=8" in note for note in found.notes)
     given = rendered(job, "slurm", options={"cpus-per-task": "4"}).files["job.sbatch"]
     assert "#SBATCH --cpus-per-task=4\n" in given and "cpus-per-task=16" not in given
 
