@@ -205,6 +205,17 @@ def test_a_job_that_names_no_stack_is_trained_by_trl() -> None:
     assert found.framework == "trl" and any("names no stack" in note for note in found.notes)
 
 
+def test_no_machine_is_rented_whose_cards_torch_would_not_see() -> None:
+    """What is installed, asked for and checked is CUDA's: an MI300X was rented, and its job ended by nvidia-smi."""
+    job = job_of(gpu="mi300x")
+    for on in ("skypilot", "dstack", "lyceum", "kubernetes", "slurm"):
+        with pytest.raises(UsageError, match="NVIDIA's cards"):
+            rendered(job, on)
+    with pytest.raises(UsageError, match="NVIDIA's cards"):
+        rendered(job, "kubernetes", preflight=False)
+    assert rendered(job, "slurm", preflight=False).files, "where a torch for it is installed"
+
+
 def test_what_does_not_fit_is_not_launched() -> None:
     with pytest.raises(DoesNotFit, match="tunecast fit"):
         rendered(read("llama-3.1-70b", stack="trl", gpu="rtx-4090"))

@@ -163,6 +163,13 @@ def test_dstacks_task() -> None:
     assert spot["retry"] == {"on_events": ["no-capacity", "interruption"]}
 
 
+@pytest.mark.parametrize(("card", "arm"), [("gh200-96gb", True), ("gb200-186gb", True), ("l4", False)])
+def test_dstacks_own_image_is_not_for_arm(card: str, arm: bool) -> None:
+    """Without an image dstack looks for x86 machines alone, of which none has such a card."""
+    made = task(order(card), "dstack")
+    assert ("image" in made, "python" in made) == (arm, not arm)
+
+
 def test_lyceums_commands() -> None:
     folder, data, run = rendered(order(), "lyceum", machine="gpu.l40s").commands
     assert folder == ("lyceum", "storage", "upload", ".", "--recursive", "--force", "--key", "tunecast/job-1")
@@ -300,7 +307,10 @@ def test_a_file_that_is_no_plan_is_refused(bad: dict[str, Any]) -> None:
 
 def test_alternatives_are_predicted_with_the_settings_that_are_launched() -> None:
     planned = PlannedMachines(
-        (offer("l4", 1.0, 1.0), offer("t4", 0.1, 1.0), offer("a40", 2.0, 1.0), offer("l40s", 1.5, 1.0))
+        (
+            *(offer("l4", 1.0, 1.0), offer("t4", 0.1, 1.0), offer("a40", 2.0, 1.0), offer("l40s", 1.5, 1.0)),
+            offer("mi300x", 0.1, 1.0),  # the torch that is installed would not see it
+        )
     )
 
     class Time:

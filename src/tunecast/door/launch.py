@@ -14,6 +14,7 @@ from tunecast.door.launched import Launched, LaunchedJobs, cancel, jobs, launche
 from tunecast.door.predict import predict
 from tunecast.door.read import dotted, read_on_card
 from tunecast.errors import DoesNotFit, TunecastError, UsageError
+from tunecast.hardware.catalog import gpu
 from tunecast.job.job import Job
 from tunecast.job.model import resolve_model
 from tunecast.job.writer import write_file
@@ -25,7 +26,7 @@ from tunecast.launching.preflight.expected import preflight_s, with_preflight
 from tunecast.launching.programs import as_installed, program_of, program_of_file
 from tunecast.launching.programs.accelerate import start_share
 from tunecast.launching.programs.own_folder import left_out_note, own_folder
-from tunecast.launching.rendering import OUTPUT, Order, Rendering, TrainingProgram
+from tunecast.launching.rendering import OUTPUT, VENDOR, Order, Rendering, TrainingProgram
 from tunecast.learn.shipping import with_price, with_recorder
 from tunecast.prediction.outside.needs import machine_ram_bytes
 from tunecast.prediction.prediction import Prediction
@@ -39,6 +40,10 @@ __all__ = ["Launched", "LaunchedJobs", "cancel", "jobs", "launch", "log_command"
 
 CARDS = "/dev"
 """Where NVIDIA's driver puts a file for each card: nvidia0, nvidia1 and so on."""
+
+
+INSTALLED_THERE = ("local", "slurm", "ssh")
+"""Engines on whose machines nothing is installed."""
 
 
 class RunsAlready(UsageError):
@@ -143,6 +148,8 @@ def prepare(
     own = own_file(source)
     job, notes = as_installed(read_on_card(own, overrides)) if own is not None else job_of(source, overrides)
     rehearsed = cpu if cpu is not None else engine.name == "local" and not dry_run and not has_cards()
+    if not rehearsed:
+        require_vendor(job, engine, preflight=preflight)
     if own is not None:
         changes = dotted(overrides)
         require_no_extra(extra)
@@ -182,6 +189,19 @@ def own_notes(file: Path, job: Job, program: TrainingProgram) -> tuple[str, ...]
     return (
         f"the folder of {file.name} is copied: {count} file{'s' if count > 1 else ''}; {kept}",
         *((left_out_note(left_out),) if left_out else ()),
+    )
+
+
+def require_vendor(job: Job, engine: Engine, *, preflight: bool) -> None:
+    """Before a machine is rented whose torch would not see its cards."""
+    card = gpu(job.hardware.gpu)
+    if card.vendor == VENDOR or (engine.name in INSTALLED_THERE and not preflight):
+        return
+    there = f"; or --no-preflight on {', '.join(INSTALLED_THERE)}, where a torch for {card.vendor} is installed"
+    raise UsageError.at(
+        "hardware.gpu",
+        f"got {card.name}; what is rendered and checked is for {VENDOR}'s cards. To fix: another card (tunecast plan "
+        f"--vendor {VENDOR}){there}",
     )
 
 

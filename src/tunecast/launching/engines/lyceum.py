@@ -17,16 +17,13 @@ from typing import Any
 from tunecast.errors import NotResolved, UsageError
 from tunecast.launching.engines.commands import run_command
 from tunecast.launching.engines.options import whole_number
-from tunecast.launching.engines.start import INSTALLATION_S
+from tunecast.launching.engines.start import IMAGE, INSTALLATION_S
 from tunecast.launching.ledger import LedgerEntry
-from tunecast.launching.pins import PYTHON
 from tunecast.launching.rendering import OUTPUT, REQUIREMENTS, RESUME, Command, Order
 
 ELSEWHERE = True
 OPTIONS = ("machine", "image", "timeout")
 """`machine`: a machine type of `lyceum gpu machines`."""
-IMAGE = f"docker.io/library/python:{PYTHON}"
-"""With git and a C compiler: Triton compiles kernels while it trains."""
 MACHINE = "PLACEHOLDER_machine"
 BUCKET, FOLDER = "/mnt/s3", "tunecast"
 STATES: Mapping[str, str] = {

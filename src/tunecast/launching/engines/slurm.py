@@ -62,8 +62,8 @@ def render(
         notes.append("no time limit: how long it takes is not predicted. To fix: --option time=6:00:00")
     if cores_of(order) > order.cpu_cores and "cpus-per-task" not in options:
         notes.append(
-            f"{cores_of(order)} cores, for as many processes that tokenize the data before it trains. To fix, where nodes "
-            "have fewer: --set data.num_proc=8"
+            f"{cores_of(order)} cores, for as many processes that tokenize the data before it trains. To fix, where "
+            "nodes have fewer: --set data.num_proc=8"
         )
     test = ("sbatch", "--test-only", BATCH)
     return {BATCH: batch_text(order, options)}, (test, ("sbatch", "--parsable", BATCH)), tuple(notes)
