@@ -20,6 +20,7 @@ from tunecast.errors import DoesNotFit, TunecastError, Unsupported, UsageError
 from tunecast.job.job import Job
 from tunecast.job.readers import read_job
 from tunecast.launching.engines import slurm
+from tunecast.launching.pins import unpinned_of
 from tunecast.launching.programs import files_of, program_of
 from tunecast.launching.referee import differences
 from tunecast.launching.rendering import Rendering
@@ -145,6 +146,23 @@ def test_predicted_releases_are_pinned() -> None:
     assert {"torch==2.13.0", "transformers==5.17.0", "trl==1.16.0", "liger-kernel==0.8.5"} <= set(pins)
     assert not any(line.startswith(("bitsandbytes", "deepspeed")) for line in pins), "what the job does not import"
     assert "requirements.txt" in rendered(job).files["Containerfile"]
+
+
+def test_what_is_built_for_a_torch_is_installed_after_it() -> None:
+    """pip builds flash-attn apart from what is installed, where its setup.py finds no torch: nothing was installed."""
+    found = rendered(job_of(attention="flash_attention_2"), "skypilot", options={"bucket": "none"})
+    assert not any(line.startswith("flash-attn") for line in found.files["requirements.txt"].splitlines())
+    first, _, last = values(found, "cluster.yaml")["setup"].split(" && ")
+    assert (first, last) == (
+        "pip install --requirement requirements.txt",
+        "pip install --no-build-isolation flash-attn",
+    )
+    assert found.files["Containerfile"].count("--no-build-isolation flash-attn") == 1
+    assert any("needs nvcc" in note for note in found.notes)
+
+
+def test_a_kernels_package_is_called_as_it_is_published() -> None:
+    assert "flash-linear-attention" in unpinned_of(job_of(kernels=["fla"])), "PyPI has nothing called fla"
 
 
 def test_the_same_job_gives_the_same_bytes() -> None:

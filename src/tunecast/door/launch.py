@@ -22,6 +22,7 @@ from tunecast.launching import ledger
 from tunecast.launching.engines import Engine, engine_of, rendering_of
 from tunecast.launching.ledger import LedgerEntry, NotKnown
 from tunecast.launching.offers import with_offers
+from tunecast.launching.pins import built_notes
 from tunecast.launching.preflight.expected import preflight_s, with_preflight
 from tunecast.launching.programs import as_installed, program_of, program_of_file
 from tunecast.launching.programs.accelerate import start_share
@@ -174,6 +175,8 @@ def prepare(
             preflight=preflight,
             record=record,
         )
+    if engine.name not in INSTALLED_THERE:
+        notes = (*notes, *built_notes(order.program))
     if rehearsed:
         notes = (*notes, "rendered for CPUs, as a rehearsal: nothing of the prediction holds there")
     return with_price(with_offers(order, machines_in(source), predict)), notes

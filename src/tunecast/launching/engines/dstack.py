@@ -20,9 +20,9 @@ from tunecast.launching.engines.options import price_usd
 from tunecast.launching.engines.start import IMAGE, INSTALLATION_S, NOTHING, letter_first, start_text
 from tunecast.launching.ledger import LedgerEntry
 from tunecast.launching.offers import most_anywhere
-from tunecast.launching.pins import PYTHON
+from tunecast.launching.pins import PYTHON, installation
 from tunecast.launching.programs import files_of
-from tunecast.launching.rendering import REQUIREMENTS, Command, MachineOffer, Order
+from tunecast.launching.rendering import Command, MachineOffer, Order
 from tunecast.launching.texts import yaml_text
 from tunecast.units import GB
 
@@ -86,7 +86,7 @@ def task_values(order: Order, options: Mapping[str, str]) -> dict[str, object]:
         **({"nodes": hardware.nodes} if hardware.nodes > 1 else {}),
         "working_dir": WORKDIR,
         "files": files,
-        "commands": [f"pip install --requirement {REQUIREMENTS}", f"bash {START}"],
+        "commands": [installation(order.program), f"bash {START}"],
         **({"volumes": [{"name": _volume(options), "path": KEPT}]} if _volume(options) else {}),
         "resources": _resources(order),
         **places,
