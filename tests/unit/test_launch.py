@@ -20,6 +20,7 @@ from tunecast.errors import DoesNotFit, TunecastError, Unsupported, UsageError
 from tunecast.job.job import Job
 from tunecast.job.readers import read_job
 from tunecast.launching.engines import slurm
+from tunecast.launching.pins import unpinned_of
 from tunecast.launching.programs import files_of, program_of
 from tunecast.launching.referee import differences
 from tunecast.launching.rendering import Rendering
@@ -147,6 +148,23 @@ def test_predicted_releases_are_pinned() -> None:
     assert "requirements.txt" in rendered(job).files["Containerfile"]
 
 
+def test_what_is_built_for_a_torch_is_installed_after_it() -> None:
+    """pip builds flash-attn apart from what is installed, where its setup.py finds no torch: nothing was installed."""
+    found = rendered(job_of(attention="flash_attention_2"), "skypilot", options={"bucket": "none"})
+    assert not any(line.startswith("flash-attn") for line in found.files["requirements.txt"].splitlines())
+    first, _, last = values(found, "cluster.yaml")["setup"].split(" && ")
+    assert (first, last) == (
+        "pip install --requirement requirements.txt",
+        "pip install --no-build-isolation flash-attn",
+    )
+    assert found.files["Containerfile"].count("--no-build-isolation flash-attn") == 1
+    assert any("needs nvcc" in note for note in found.notes)
+
+
+def test_a_kernels_package_is_called_as_it_is_published() -> None:
+    assert "flash-linear-attention" in unpinned_of(job_of(kernels=["fla"])), "PyPI has nothing called fla"
+
+
 def test_the_same_job_gives_the_same_bytes() -> None:
     job = job_of(kernels=["liger"], gpus=4, parallel={"data": "fsdp"})
     assert rendered(job, "slurm").to_dict() == rendered(read(job.to_dict()), "slurm").to_dict()
@@ -205,6 +223,17 @@ def test_a_job_that_names_no_stack_is_trained_by_trl() -> None:
     assert found.framework == "trl" and any("names no stack" in note for note in found.notes)
 
 
+def test_no_machine_is_rented_whose_cards_torch_would_not_see() -> None:
+    """What is installed, asked for and checked is CUDA's: an MI300X was rented, and its job ended by nvidia-smi."""
+    job = job_of(gpu="mi300x")
+    for on in ("skypilot", "dstack", "lyceum", "kubernetes", "slurm"):
+        with pytest.raises(UsageError, match="NVIDIA's cards"):
+            rendered(job, on)
+    with pytest.raises(UsageError, match="NVIDIA's cards"):
+        rendered(job, "kubernetes", preflight=False)
+    assert rendered(job, "slurm", preflight=False).files, "where a torch for it is installed"
+
+
 def test_what_does_not_fit_is_not_launched() -> None:
     with pytest.raises(DoesNotFit, match="tunecast fit"):
         rendered(read("llama-3.1-70b", stack="trl", gpu="rtx-4090"))
@@ -250,8 +279,18 @@ def test_slurms_order() -> None:
     text = rendered(job, "slurm", options={"partition": "gpu", "gres": "gpu:h100:8"}).files["job.sbatch"]
     for line in ("--nodes=2", "--gres=gpu:h100:8", "--partition=gpu", "--requeue", "--ntasks-per-node=1"):
         assert f"#SBATCH {line}\n" in text
+    assert 'srun --cpus-per-task="$SLURM_CPUS_PER_TASK"' in text, "srun takes one core where it is not told (srun(1))"
     assert "#SBATCH --time=" in text and "#SBATCH --mem=" in text
     assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0
+
+
+def test_slurm_gives_the_cores_that_tokenize() -> None:
+    job = job_of(samples=1000, data={"num_proc": 16, "workers": 2})
+    found = rendered(job, "slurm")
+    assert "#SBATCH --cpus-per-task=16\n" in found.files["job.sbatch"]
+    assert any("--set data.num_proc=8" in note for note in found.notes)
+    given = rendered(job, "slurm", options={"cpus-per-task": "4"}).files["job.sbatch"]
+    assert "#SBATCH --cpus-per-task=4\n" in given and "cpus-per-task=16" not in given
 
 
 SBATCH = """#!/bin/sh

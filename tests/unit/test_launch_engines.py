@@ -12,8 +12,9 @@ import json
 import os
 import shlex
 from pathlib import Path
-from signal import SIGTERM
+from signal import SIGKILL, SIGTERM
 from subprocess import Popen
+from time import sleep
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ import pytest
 from tunecast.door import launch as door
 from tunecast.door.read import read
 from tunecast.errors import NotResolved, UsageError
-from tunecast.launching.engines import engine_of, rendering_of, ssh
+from tunecast.launching.engines import engine_of, local, rendering_of, ssh
 from tunecast.launching.engines.commands import output_of
 from tunecast.launching.engines.names import DSTACK_CARDS, SEVERAL_CARDS, SKYPILOT_CARDS, SKYPILOT_CLOUDS
 from tunecast.launching.ledger import LedgerEntry
@@ -80,6 +81,18 @@ def test_skypilots_order_is_the_plans() -> None:
     assert {(cloud, card) for cloud, card, _ in asked[2:]} >= {("aws", "H100:1"), (None, "H100-SXM:1")}
     assert resources["autostop"] == {"idle_minutes": 5, "down": True}
     assert resources["disk_size"] == 256 + 30
+
+
+def test_a_disk_holds_what_is_downloaded_too() -> None:
+    from tunecast.units import GB
+
+    fields: dict[str, Any] = {"stack": "trl", "method": "qlora", "seq_len": 128, "micro_batch": 1, "max_steps": 10}
+    job = read("llama-3.1-70b", None, **fields, gpu="h100-sxm-80gb")
+    found = door.launch(job, on="dstack", dry_run=True)
+    assert isinstance(found, Rendering)
+    asked = yaml.safe_load(found.files["task.dstack.yml"])["resources"]["disk"]
+    # 70.6e9 parameters of two bytes, beside what dstack asks for by itself
+    assert int(asked.removesuffix("GB..")) >= 100 + 2 * 70.6e9 / GB
 
 
 def test_nothing_is_rented_elsewhere_where_places_were_asked_for() -> None:
@@ -149,6 +162,13 @@ def test_dstacks_task() -> None:
     spot = task(order(offers=(places,), anywhere=False), "dstack")
     assert (spot["backends"], spot["regions"], spot["spot_policy"]) == (["oci"], ["eu-frankfurt-1"], "spot")
     assert spot["retry"] == {"on_events": ["no-capacity", "interruption"]}
+
+
+@pytest.mark.parametrize(("card", "arm"), [("gh200-96gb", True), ("gb200-186gb", True), ("l4", False)])
+def test_dstacks_own_image_is_not_for_arm(card: str, arm: bool) -> None:
+    """Without an image dstack looks for x86 machines alone, of which none has such a card."""
+    made = task(order(card), "dstack")
+    assert ("image" in made, "python" in made) == (arm, not arm)
 
 
 def test_lyceums_commands() -> None:
@@ -238,6 +258,25 @@ def choice(gpu: str, provider: str = "runpod", gpus: int = 1, **told: Any) -> di
     return {"offer": machine | told, "job": {"hardware": {"nodes": 1}}, "total_s": 100.0}
 
 
+def test_a_training_that_does_not_end_when_asked_is_made_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    folder = door.ledger.folder() / "job"
+    folder.mkdir(parents=True)
+    (folder / "resume.sh").write_text("trap '' TERM; set -m; sleep 60 & touch deaf; wait; sleep 60\n")
+    entry = LedgerEntry("job", folder, "local", "trl", "", "")
+    door.ledger.keep(entry)
+    patience = f"sleep {local.END_S};"
+    assert patience in local.START and patience in local.START_IN_TURN
+    job = Popen(["bash", "-c", local.START.replace(patience, "sleep 1;")], cwd=folder, start_new_session=True)
+    while not (folder / "deaf").exists():
+        sleep(0.01)
+    asked = door.cancel("job")
+    assert isinstance(asked, door.Launched) and asked.state == "running", "it still has its cards"
+    assert asked.notes == ("asked to end, and not over yet",)
+    assert job.wait() == 0 and entry.status == 128 + SIGKILL, "a process group of its own is no way out"
+    assert door.jobs().jobs[0].state == "cancelled"
+
+
 def test_machines_of_a_plan() -> None:
     plan = {
         "best": "cheapest",
@@ -252,6 +291,14 @@ def test_machines_of_a_plan() -> None:
     assert planned_machines({**plan, "asked": ["--within 6h"]}, "plan.json").anywhere
 
 
+def test_a_machine_of_ones_own_is_called_as_its_owner_likes() -> None:
+    """What `tunecast offers add` makes of a price per kWh: it was taken for no plan's machine."""
+    told = {"source": "own; 0.31 EUR/kWh, 1350 W: 2 x 450 W and half of that besides", "regions": ["Köln, Keller"]}
+    pick = choice("rtx-4090", "uni köln", gpus=2, kind="owned", **told)
+    (found,) = planned_machines({"best": "cheapest", "picks": {"cheapest": pick}}, "plan.json").offers
+    assert (found.kind, found.gpu, found.gpus, found.usd_per_hour) == ("owned", "rtx-4090", 2, 1.0)
+
+
 @pytest.mark.parametrize("bad", [{"gpu": "l4\nrun: x"}, {"gpus": 0}, {"usd_per_hour": "much"}, {"regions": ["$(id)"]}])
 def test_a_file_that_is_no_plan_is_refused(bad: dict[str, Any]) -> None:
     given: dict[str, Any] = {"gpu": "l4", **bad}
@@ -261,7 +308,10 @@ def test_a_file_that_is_no_plan_is_refused(bad: dict[str, Any]) -> None:
 
 def test_alternatives_are_predicted_with_the_settings_that_are_launched() -> None:
     planned = PlannedMachines(
-        (offer("l4", 1.0, 1.0), offer("t4", 0.1, 1.0), offer("a40", 2.0, 1.0), offer("l40s", 1.5, 1.0))
+        (
+            *(offer("l4", 1.0, 1.0), offer("t4", 0.1, 1.0), offer("a40", 2.0, 1.0), offer("l40s", 1.5, 1.0)),
+            offer("mi300x", 0.1, 1.0),  # the torch that is installed would not see it
+        )
     )
 
     class Time:

@@ -44,10 +44,11 @@ def test_cards_memory_and_limit_of_the_prediction() -> None:
     assert trainer["resourcesPerNode"]["limits"] == {"nvidia.com/gpu": 8}
     assert trainer["resourcesPerNode"]["requests"]["memory"].endswith("Mi")
     assert job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "team-a"
-    assert job["spec"]["activeDeadlineSeconds"] > 60
     config, runtime = yaml.safe_load_all(found.files["files.yaml"])
     assert config["data"]["train.sh"] == found.files["train.sh"], "as it is, byte for byte"
     pod = runtime["spec"]["template"]["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    assert "activeDeadlineSeconds" not in job["spec"], "it would count while the pods wait for cards"
+    assert pod["activeDeadlineSeconds"] > 60 + 30 * 60, "an image with torch is pulled first"
     assert {"name": "job", "persistentVolumeClaim": {"claimName": "out"}} in pod["volumes"]
     assert runtime["spec"]["template"]["spec"]["failurePolicy"] == {"maxRestarts": 3}
     mounts = {each["name"]: each for each in pod["containers"][0]["volumeMounts"]}
@@ -76,11 +77,13 @@ def test_data_that_the_cluster_does_not_see_wants_a_claim(tmp_path: Path) -> Non
 
 
 def test_a_runtime_of_the_cluster_is_patched() -> None:
-    found = rendered({**IMAGE, "runtime": "torch-distributed"})
+    found = rendered({**IMAGE, "runtime": "torch-distributed"}, samples=100)
+    assert any("also while it waits for cards" in note for note in found.notes)
     job = yaml.safe_load(found.files["trainjob.yaml"])
     assert job["spec"]["runtimeRef"]["kind"] == "ClusterTrainingRuntime"
     assert len(list(yaml.safe_load_all(found.files["files.yaml"]))) == 1
     assert job["spec"]["runtimePatches"][0]["trainingRuntimeSpec"]
+    assert job["spec"]["activeDeadlineSeconds"] > 60 + 30 * 60
 
 
 def test_text_is_read_back_as_it_is() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import io
 import json
 import os
 import signal
@@ -79,6 +80,13 @@ def test_a_program_that_is_not_there_leaves_nothing(tmp_path: Path) -> None:
     done = watch(tmp_path, "--", "no-such-program")
     assert done.returncode == 127 and "no-such-program: No such file" in done.stderr
     assert not records(tmp_path) and not list((tmp_path / "data/tunecast/running").iterdir())
+
+
+def test_a_full_disk_is_told_where_nothing_of_a_run_is_kept(tmp_path: Path) -> None:
+    (tmp_path / outside.RUN).symlink_to("/dev/full")
+    told = io.StringIO()
+    assert outside.watch(["true"], str(tmp_path), told=told) == outside.Ended(0, None)
+    assert f"not kept: {tmp_path} could not be written" in told.getvalue()
 
 
 def test_a_trainer_is_measured_from_inside(tmp_path: Path) -> None:
@@ -263,6 +271,8 @@ def test_a_budget_is_a_deadline() -> None:
     assert Limits(within_s=7200, budget_usd=5.0, usd_per_hour=2.5).ends_s == 7200
     assert Limits(within_s=7200, budget_usd=1.0, usd_per_hour=2.0).ends_s == 1800
     assert Limits(within_s=7200, budget_usd=1.0, usd_per_hour=2.0).name() == "the budget of $1.00"
+    assert Limits(budget_usd=0.001, usd_per_hour=2.0).name() == "the budget of $0.001"
+    assert Limits(within_s=90).name() == "the limit of 90 s", "2 min it is not"
     assert Limits().ends_s is None
 
 
@@ -270,7 +280,7 @@ def test_a_program_that_cannot_be_asked_gets_sigterm(tmp_path: Path) -> None:
     done = watch(tmp_path, "--within", "0.02min", "--", "sleep", "1000")
     assert done.returncode == 128 + signal.SIGTERM
     (record,) = records(tmp_path)
-    assert record["state"] == "killed" and record["note"] == "ended at the limit of 1 s without a checkpoint"
+    assert record["state"] == "killed" and record["note"] == "ended at the limit of 1.2 s without a checkpoint"
     assert "is reached, and nothing in it can be asked to save: SIGTERM is sent" in done.stderr
 
 

@@ -15,6 +15,7 @@ from tunecast.door.launched import Launched, LaunchedJobs, cancel, jobs, launche
 from tunecast.door.predict import predict
 from tunecast.door.read import dotted, read_on_card
 from tunecast.errors import DoesNotFit, TunecastError, UsageError
+from tunecast.hardware.catalog import gpu
 from tunecast.job.job import Job
 from tunecast.job.model import resolve_model
 from tunecast.job.writer import write_file
@@ -22,11 +23,12 @@ from tunecast.launching import ledger
 from tunecast.launching.engines import Engine, engine_of, rendering_of
 from tunecast.launching.ledger import LedgerEntry, NotKnown
 from tunecast.launching.offers import with_offers
+from tunecast.launching.pins import built_notes
 from tunecast.launching.preflight.expected import preflight_s, with_preflight
 from tunecast.launching.programs import as_installed, program_of, program_of_file
 from tunecast.launching.programs.accelerate import start_share
 from tunecast.launching.programs.own_folder import left_out_note, own_folder
-from tunecast.launching.rendering import OUTPUT, Order, Rendering, TrainingProgram
+from tunecast.launching.rendering import OUTPUT, VENDOR, Order, Rendering, TrainingProgram
 from tunecast.learn.shipping import with_price, with_recorder
 from tunecast.prediction.outside.needs import machine_ram_bytes
 from tunecast.prediction.prediction import Prediction
@@ -40,6 +42,10 @@ __all__ = ["Launched", "LaunchedJobs", "cancel", "jobs", "launch", "log_command"
 
 CARDS = "/dev"
 """Where NVIDIA's driver puts a file for each card: nvidia0, nvidia1 and so on."""
+
+
+INSTALLED_THERE = ("local", "slurm", "ssh")
+"""Engines on whose machines nothing is installed."""
 
 
 class RunsAlready(UsageError):
@@ -144,6 +150,8 @@ def prepare(
     own = own_file(source)
     job, notes = as_installed(read_on_card(own, overrides)) if own is not None else job_of(source, overrides)
     rehearsed = cpu if cpu is not None else engine.name == "local" and not dry_run and not has_cards()
+    if not rehearsed:
+        require_vendor(job, engine, preflight=preflight)
     if own is not None:
         changes = dotted(overrides)
         require_no_extra(extra)
@@ -168,6 +176,8 @@ def prepare(
             preflight=preflight,
             record=record,
         )
+    if engine.name not in INSTALLED_THERE:
+        notes = (*notes, *built_notes(order.program))
     if rehearsed:
         notes = (*notes, "rendered for CPUs, as a rehearsal: nothing of the prediction holds there")
     return with_price(with_offers(order, machines_in(source), predict)), notes
@@ -186,6 +196,19 @@ def own_notes(file: Path, job: Job, program: TrainingProgram) -> tuple[str, ...]
     )
 
 
+def require_vendor(job: Job, engine: Engine, *, preflight: bool) -> None:
+    """Before a machine is rented whose torch would not see its cards."""
+    card = gpu(job.hardware.gpu)
+    if card.vendor == VENDOR or (engine.name in INSTALLED_THERE and not preflight):
+        return
+    there = f"; or --no-preflight on {', '.join(INSTALLED_THERE)}, where a torch for {card.vendor} is installed"
+    raise UsageError.at(
+        "hardware.gpu",
+        f"got {card.name}; what is rendered and checked is for {VENDOR}'s cards. To fix: another card (tunecast plan "
+        f"--vendor {VENDOR}){there}",
+    )
+
+
 def require_no_extra(extra: Mapping[str, object] | None) -> None:
     if extra:
         raise UsageError("--with: your own file has settings of its own. To fix: write it there", field="extra")
@@ -201,7 +224,7 @@ def order_of(
         raise DoesNotFit(
             f"{job.model} does not fit {job.hardware.gpus} x {job.hardware.gpu}. To fix: tunecast fit, or tunecast plan"
         )
-    time, outside = found.time, found.outside
+    time = found.time
     host = None if found.utilization is None else found.utilization.host
     if preflight:
         program = with_preflight(program, job, found, ram_of(job, found), cpu=cpu)
@@ -219,7 +242,7 @@ def order_of(
         None if time is None or cpu or time.total_range_s is None else time.total_range_s[1] + added_s,
         1 if host is None else host.cpu_cores,
         ram_of(job, found),
-        None if outside is None else outside.disk.peak_bytes,
+        disk_bytes_of(found),
     )
 
 
@@ -231,6 +254,15 @@ def ram_of(job: Job, found: Prediction) -> int | None:
     held = max((each for each in known if each is not None), default=None)
     files = found.files
     return None if held is None or files is None else held + files.downloaded_bytes
+
+
+def disk_bytes_of(found: Prediction) -> int | None:
+    """Of a machine: the checkpoints it begins from, and what it saves; of a run of unknown length one checkpoint."""
+    outside, files = found.outside, found.files
+    if outside is None or files is None:
+        return None
+    saved = outside.disk.peak_bytes
+    return files.downloaded_bytes + (outside.disk.checkpoint_bytes if saved is None else saved)
 
 
 def name_of(job: Job) -> str:

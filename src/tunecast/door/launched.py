@@ -14,7 +14,7 @@ from tunecast.launching.engines import engine_of
 from tunecast.launching.engines.commands import run
 from tunecast.launching.ledger import LedgerEntry
 from tunecast.launching.rendering import PREFLIGHT_STATUS, PREFLIGHT_VERDICT
-from tunecast.records import dataclass
+from tunecast.records import dataclass, replace
 from tunecast.result import Result
 
 
@@ -157,5 +157,11 @@ def cancel(name: str) -> Launched | LaunchedJobs:
                 module.cancel(entry)
         for entry in of:
             ledger.as_cancelled(entry)
-    found = launched_of(ledger.entries_of(name))
+    asked = {entry.id for entry in stopped}
+    found = tuple(
+        replace(each, notes=("asked to end, and not over yet", *each.notes))
+        if each.id in asked and each.state in ledger.ACTIVE
+        else each
+        for each in launched_of(ledger.entries_of(name))
+    )
     return found[0] if len(found) == 1 and found[0].id == name else LaunchedJobs(found)

@@ -10,6 +10,7 @@ from tunecast.door.plan import Planner, PlanOptions
 from tunecast.errors import DoesNotFit, OverBudget, TunecastError, UsageError
 from tunecast.job.job import Job
 from tunecast.launching.programs import launcher_share
+from tunecast.launching.rendering import VENDOR
 from tunecast.market import store
 from tunecast.market.offer import OWNED, RESERVED, Offer
 from tunecast.planning.choice import Choice, Plan
@@ -192,7 +193,8 @@ class Plans:
         if key not in self._known:
             self.tick(name)
             try:
-                asked: Any = {**self.options, "max_usd": None, "keep": NOT_RENDERED, **narrower}
+                vendor = self.options.get("vendor") or VENDOR
+                asked: Any = {**self.options, "vendor": vendor, "max_usd": None, "keep": NOT_RENDERED, **narrower}
                 self._known[key] = Planner(job, asked, launcher_share=launcher_share(job)).plan()
             except TunecastError as error:
                 self._known[key] = error.message

@@ -11,6 +11,7 @@ from math import ceil
 from typing import Any
 
 from tunecast.errors import TunecastError, UsageError
+from tunecast.hardware.catalog import gpu
 from tunecast.job.job import Job
 from tunecast.launching.rendering import MachineOffer, Order
 from tunecast.prediction.prediction import Prediction
@@ -46,7 +47,9 @@ def planned_machines(plan: Mapping[str, Any], where: str) -> PlannedMachines:
 
 
 def _offer(choice: Mapping[str, Any]) -> MachineOffer:
-    offer, hardware = choice["offer"], choice["job"]["hardware"]
+    offer, hardware = dict(choice["offer"]), choice["job"]["hardware"]
+    if offer["kind"] == "owned":  # nobody orders it: its names are the owner's words
+        offer |= {"provider": "own", "regions": (), "instance": "", "source": ""}
     made = MachineOffer(
         _word(offer["provider"]),
         _word(offer["kind"]),
@@ -112,6 +115,8 @@ def with_offers(order: Order, planned: PlannedMachines, predict: Callable[[Job],
     others = []
     for offer in planned.offers[1:]:
         try:
+            if gpu(offer.gpu).vendor != gpu(pick.gpu).vendor:  # another torch is installed there
+                continue
             found = predict(replace(order.job, hardware=replace(order.job.hardware, gpu=offer.gpu, interconnect=None)))
         except TunecastError:
             continue

@@ -33,6 +33,8 @@ FIRST_STEPS = "preflight_output"
 RECORDER, RECORDER_SOURCES, RECORDER_EXPECTED = "record.py", "record_sources.txt", "record.json"
 RECORDED = "record"
 """What measures a job while it trains, against what; and the folder of what it found."""
+VENDOR = "NVIDIA"
+"""Whose cards what is rendered is for: torch's wheels on PyPI are CUDA's, and a machine is checked by nvidia-smi."""
 CHECKPOINT = "CHECKPOINT"
 TRAINER_STATE = "checkpoint-*/trainer_state.json"
 """transformers/trainer.py, `_save_checkpoint`."""
@@ -125,6 +127,7 @@ class Order:
     ram_bytes: int | None = None
     """Of a machine's host memory."""
     disk_bytes: int | None = None
+    """Of a machine's disk, for what it downloads and what it saves."""
     in_turn: bool = False
     """One of several on one machine that has no queue of its own: each waits for those before it."""
     of_several: bool = False

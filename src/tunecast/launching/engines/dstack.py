@@ -17,12 +17,12 @@ from tunecast.hardware.catalog import gpu
 from tunecast.launching.engines.commands import run_command, submit_by_name
 from tunecast.launching.engines.names import DSTACK_BACKENDS, DSTACK_CARDS, FORM_FACTORS
 from tunecast.launching.engines.options import price_usd
-from tunecast.launching.engines.start import INSTALLATION_S, NOTHING, letter_first, start_text
+from tunecast.launching.engines.start import IMAGE, INSTALLATION_S, NOTHING, letter_first, start_text
 from tunecast.launching.ledger import LedgerEntry
 from tunecast.launching.offers import most_anywhere
-from tunecast.launching.pins import PYTHON
+from tunecast.launching.pins import PYTHON, installation
 from tunecast.launching.programs import files_of
-from tunecast.launching.rendering import REQUIREMENTS, Command, MachineOffer, Order
+from tunecast.launching.rendering import Command, MachineOffer, Order
 from tunecast.launching.texts import yaml_text
 from tunecast.units import GB
 
@@ -82,11 +82,11 @@ def task_values(order: Order, options: Mapping[str, str]) -> dict[str, object]:
     return {
         "type": "task",
         "name": letter_first(order.name),
-        "python": PYTHON,
+        **({"image": IMAGE} if _is_arm(order) else {"python": PYTHON}),
         **({"nodes": hardware.nodes} if hardware.nodes > 1 else {}),
         "working_dir": WORKDIR,
         "files": files,
-        "commands": [f"pip install --requirement {REQUIREMENTS}", f"bash {START}"],
+        "commands": [installation(order.program), f"bash {START}"],
         **({"volumes": [{"name": _volume(options), "path": KEPT}]} if _volume(options) else {}),
         "resources": _resources(order),
         **places,
@@ -96,6 +96,12 @@ def task_values(order: Order, options: Mapping[str, str]) -> dict[str, object]:
         **({} if price is None else {"max_price": price}),
         **_duration(order, options),
     }
+
+
+def _is_arm(order: Order) -> bool:
+    """Cards that come with NVIDIA's Grace, an ARM processor. dstack's own image is for x86, and asks for that (dstack
+    0.22.5, server/services/jobs/configurators/base.py)."""
+    return gpu(order.job.hardware.gpu).name.startswith(("gh200-", "gb200-", "gb300-"))
 
 
 def _resources(order: Order) -> dict[str, object]:

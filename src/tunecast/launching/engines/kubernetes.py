@@ -22,7 +22,7 @@ from tunecast.errors import NotResolved, UsageError
 from tunecast.job.readers.json import parsed
 from tunecast.launching.engines.commands import output_of, submit_or_find
 from tunecast.launching.engines.options import whole_number
-from tunecast.launching.engines.start import letter_first
+from tunecast.launching.engines.start import INSTALLATION_S, letter_first
 from tunecast.launching.ledger import LedgerEntry, NotKnown
 from tunecast.launching.programs import files_of
 from tunecast.launching.programs.own_folder import OWN
@@ -107,6 +107,8 @@ def notes(order: Order, options: Mapping[str, str]) -> Iterator[str]:
         yield "any card: a cluster has its own names for cards. To fix: --option node_selector=LABEL=VALUE"
     if order.limit_s is None:
         yield "no time limit: how long it takes is not predicted"
+    elif "runtime" in options and "queue" not in options:
+        yield "its time limit counts from now on, also while it waits for cards. To fix: --option queue=NAME"
     yield from missing_claims(order, options)
     for folder, files in carried_by_folder(order).items():
         if f"{folder}_claim" not in options:
@@ -177,9 +179,19 @@ def pod_parts(name: str, options: Mapping[str, str]) -> tuple[dict[str, Any], di
     return pod, {"name": NODE, "volumeMounts": mounts}
 
 
+def deadline(order: Order) -> dict[str, Any]:
+    """With the time in which the image is pulled, of which torch and CUDA's libraries are most."""
+    return {} if order.limit_s is None else {"activeDeadlineSeconds": ceil(order.limit_s + INSTALLATION_S)}
+
+
 def runtime(name: str, order: Order, options: Mapping[str, str]) -> dict[str, Any]:
-    """A TrainingRuntime for this one job. All of its pods begin again together, as torch wants it."""
+    """A TrainingRuntime for this one job. All of its pods begin again together, as torch wants it.
+
+    The time limit is a pod's, which counts from where it has a node (PodSpec): a TrainJob's own counts from where it is
+    made or was let go by a queue, and would end one that only waits for cards.
+    """
     pod, container = pod_parts(name, options)
+    pod = {**deadline(order), **pod}
     restarts = whole_number(options, "restarts", RESTARTS if "claim" in options else 0)
     step = {f"{GROUP}/trainjob-ancestor-step": "trainer"}
     template = {"spec": {"restartPolicy": "Never", **pod, "containers": [{**container, "image": image_of(options)}]}}
@@ -219,9 +231,8 @@ def train_job(name: str, order: Order, options: Mapping[str, str]) -> dict[str, 
             **({"env": [token_of(options["secret"])]} if "secret" in options else {}),
         },
     }
-    if order.limit_s is not None:
-        spec["activeDeadlineSeconds"] = max(1, ceil(order.limit_s))
     if shared:
+        spec |= deadline(order)  # of a runtime's pods a TrainJob cannot set it (PodSpecPatch)
         pod, container = pod_parts(name, options)
         job = {"name": NODE, "template": {"spec": {"template": {"spec": {**pod, "containers": [container]}}}}}
         patched = {"template": {"spec": {"replicatedJobs": [job]}}}

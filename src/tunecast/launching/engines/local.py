@@ -15,13 +15,24 @@ from tunecast.launching.rendering import RESUME, Command, Order
 
 ELSEWHERE = False
 OPTIONS: tuple[str, ...] = ()
-START = f"echo $$ >{PID}; bash {RESUME} >{LOG} 2>&1; echo $? >{STATUS}"
+END_S = 60
+"""From being asked to end until being made to: more than the 30 s that torchrun gives its workers, which have sessions
+of their own (torch/distributed/elastic/multiprocessing/api.py, `close`)."""
+KILL = (
+    f"finish() {{ sleep {END_S}; for each in /proc/[0-9]*; do one=${{each#/proc/}}; "
+    "read -r told <$each/stat || continue; told=(${told##*\\) }); "
+    "case $one in $$|$BASHPID) ;; *) [ ${told[3]} = $$ ] && kill -s KILL $one;; esac; done; }"
+)
+"""All of the session (proc(5), /proc/PID/stat): what measures a training gives it a process group of its own."""
+TRAIN = (
+    f"{KILL}; trap 'finish 9>&- &' TERM; bash {RESUME} >{LOG} 2>&1 9>&- & child=$!; "
+    f"while kill -0 $child 2>/dev/null; do wait $child; status=$?; done; echo $status >{STATUS}"
+)
+"""Stays until the training is over, which may take its time to end, or not want to."""
+START = f"echo $$ >{PID}; {TRAIN}"
 """Says its own process first, so that a launch that was killed in between is found again; at its end how it ended."""
 WAITING, TURN = "waiting", "../.turn"
-START_IN_TURN = (
-    f"touch {WAITING}; echo $$ >{PID}; exec 9>>{TURN}; flock 9 || exit 1; rm -f {WAITING}; "
-    f"bash {RESUME} >{LOG} 2>&1 9>&-; echo $? >{STATUS}"
-)
+START_IN_TURN = f"touch {WAITING}; echo $$ >{PID}; exec 9>>{TURN}; flock 9 || exit 1; rm -f {WAITING}; {TRAIN}"
 """The same, once the jobs before it are over: who holds a lock of the kernel's runs (flock(1)), and it is free when its
 holder ends, however that comes."""
 

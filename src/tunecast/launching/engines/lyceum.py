@@ -17,16 +17,14 @@ from typing import Any
 from tunecast.errors import NotResolved, UsageError
 from tunecast.launching.engines.commands import run_command
 from tunecast.launching.engines.options import whole_number
-from tunecast.launching.engines.start import INSTALLATION_S
+from tunecast.launching.engines.start import IMAGE, INSTALLATION_S
 from tunecast.launching.ledger import LedgerEntry
-from tunecast.launching.pins import PYTHON
-from tunecast.launching.rendering import OUTPUT, REQUIREMENTS, RESUME, Command, Order
+from tunecast.launching.pins import installation
+from tunecast.launching.rendering import OUTPUT, RESUME, Command, Order, TrainingProgram
 
 ELSEWHERE = True
 OPTIONS = ("machine", "image", "timeout")
 """`machine`: a machine type of `lyceum gpu machines`."""
-IMAGE = f"docker.io/library/python:{PYTHON}"
-"""With git and a C compiler: Triton compiles kernels while it trains."""
 MACHINE = "PLACEHOLDER_machine"
 BUCKET, FOLDER = "/mnt/s3", "tunecast"
 STATES: Mapping[str, str] = {
@@ -66,18 +64,18 @@ def render(
             *("lyceum", "docker", "run", options.get("image", IMAGE), "--machine", options.get("machine", MACHINE)),
             *(() if limit is None else ("--timeout", str(limit))),
             *("--file-name", order.name, "--run-name", order.name, "--detach"),
-            *("--command", shlex.join(("bash", "-c", start_words(place)))),
+            *("--command", shlex.join(("bash", "-c", start_words(place, order.program)))),
         ),
     )
     return {}, commands, tuple(_notes(order, options))
 
 
-def start_words(place: str) -> str:
+def start_words(place: str, program: TrainingProgram) -> str:
     """Trained on the machine's own disk: the bucket is no place for files that are written in parts. What there is at
     the end goes back, whatever the end was."""
     kept = f"{BUCKET}/{place}"
     return (
-        f"cp -r {kept} /job && cd /job && pip install --requirement {REQUIREMENTS} && "
+        f"cp -r {kept} /job && cd /job && {installation(program)} && "
         f"{{ status=0; bash {RESUME} || status=$?; cp -r {OUTPUT} {kept}/; exit $status; }}"
     )
 

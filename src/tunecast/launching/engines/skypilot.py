@@ -28,7 +28,8 @@ from tunecast.launching.engines.options import price_usd, whole_number
 from tunecast.launching.engines.start import NOTHING, letter_first, start_text
 from tunecast.launching.ledger import LedgerEntry
 from tunecast.launching.offers import most_anywhere, most_usd_per_hour
-from tunecast.launching.rendering import REQUIREMENTS, Command, MachineOffer, Order
+from tunecast.launching.pins import installation
+from tunecast.launching.rendering import Command, MachineOffer, Order
 from tunecast.launching.texts import yaml_text
 from tunecast.records import NamedTuple
 from tunecast.units import GB, GIB
@@ -131,7 +132,7 @@ def task_values(
         "num_nodes": order.job.hardware.nodes,
         "resources": resources,
         **({"file_mounts": mounts} if mounts else {}),
-        "setup": f"pip install --requirement {REQUIREMENTS}",
+        "setup": installation(order.program),
         "run": f"bash {START}",
     }
 

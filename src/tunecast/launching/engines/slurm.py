@@ -23,8 +23,11 @@ from tunecast.records import replace
 from tunecast.units import MIB
 
 ELSEWHERE = False
-OPTIONS = ("partition", "account", "qos", "constraint", "gres", "reservation", "time", "mem", "exclude", "nodelist")
-BATCH, ARRAY = "job.sbatch", "array.txt"
+OPTIONS = (
+    *("partition", "account", "qos", "constraint", "gres", "reservation", "time", "mem", "cpus-per-task"),
+    *("exclude", "nodelist"),
+)
+ARRAY = "array.txt"
 MOST_IN_ARRAY = 1000
 """Slurm's default, one index less (slurm.conf(5), MaxArraySize)."""
 CHECKPOINT_END = "CHECKPOINT_END"
@@ -56,6 +59,11 @@ def render(
         )
     if order.limit_s is None and "time" not in options:
         notes.append("no time limit: how long it takes is not predicted. To fix: --option time=6:00:00")
+    if cores_of(order) > order.cpu_cores and "cpus-per-task" not in options:
+        notes.append(
+            f"{cores_of(order)} cores, for as many processes that tokenize the data before it trains. To fix, where "
+            "nodes have fewer: --set data.num_proc=8"
+        )
     test = ("sbatch", "--test-only", BATCH)
     return {BATCH: batch_text(order, options)}, (test, ("sbatch", "--parsable", BATCH)), tuple(notes)
 
@@ -84,7 +92,7 @@ def _array(
     rams = [each.ram_bytes for each in of if each.ram_bytes is not None]
     together = replace(
         of[0],
-        cpu_cores=max(each.cpu_cores for each in of),
+        cpu_cores=max(map(cores_of, of)),
         ram_bytes=max(rams, default=None),
         limit_s=max(limits, default=None),
     )
@@ -103,7 +111,7 @@ def batch_text(order: Order, options: Mapping[str, str], array: str = "") -> str
         "job-name": order.name,
         "nodes": str(hardware.nodes),
         "ntasks-per-node": "1",
-        "cpus-per-task": str(order.cpu_cores),
+        "cpus-per-task": str(cores_of(order)),
         "gres": f"gpu:{hardware.gpus}",
         **({} if order.ram_bytes is None else {"mem": f"{ceil(order.ram_bytes / MIB)}M"}),
         **({} if order.limit_s is None else {"time": slurm_time(order.limit_s)}),
@@ -116,6 +124,12 @@ def batch_text(order: Order, options: Mapping[str, str], array: str = "") -> str
     lines = ["#!/usr/bin/env bash", *(f"#SBATCH --{name}={value}" for name, value in asked.items())]
     body = BODY.replace(CHECKPOINT_END, order.program.checkpoint_end)
     return "\n".join([*lines, "#SBATCH --requeue", OF_ARRAY if array else ALONE, body])
+
+
+def cores_of(order: Order) -> int:
+    """Slurm lets a job use no others: those of its training, or of the processes that tokenize before it, whose time is
+    predicted so."""
+    return max(order.cpu_cores, order.job.data.num_proc)
 
 
 ALONE = """set -euo pipefail
@@ -146,7 +160,8 @@ requeue() {{
 }}
 trap requeue USR1
 
-srun --kill-on-bad-exit=1 bash -c 'NODE_RANK=$SLURM_NODEID exec bash {RESUME}' &
+# From Slurm 22.05 on srun does not take over the cores of a task by itself.
+srun --cpus-per-task="$SLURM_CPUS_PER_TASK" --kill-on-bad-exit=1 bash -c 'NODE_RANK=$SLURM_NODEID exec bash {RESUME}' &
 status=0
 while kill -0 $! 2>/dev/null; do
     status=0

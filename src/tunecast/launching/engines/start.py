@@ -5,8 +5,11 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 
+from tunecast.launching.pins import PYTHON
 from tunecast.launching.rendering import OUTPUT, RESUME
 
+IMAGE = f"docker.io/library/python:{PYTHON}"
+"""With git and a C compiler: Triton compiles kernels while it trains. For x86 and for ARM."""
 PORT = 29500
 """Where the first machine listens: torchrun's own (torch/distributed/run.py, --master-port)."""
 

@@ -65,8 +65,12 @@ class Limits(NamedTuple):
         return min((each for each in (self.within_s, by_money) if each is not None), default=None)
 
     def name(self) -> str:
-        by_money = self.budget_usd is not None and self.ends_s != self.within_s
-        return f"the budget of ${self.budget_usd:,.2f}" if by_money else f"the limit of {duration(self.ends_s or 0)}"
+        """As it was given: 90 s are no 2 min."""
+        if self.budget_usd is not None and self.ends_s != self.within_s:
+            cents = self.budget_usd >= 0.01
+            return f"the budget of ${self.budget_usd:,.2f}" if cents else f"the budget of ${self.budget_usd:g}"
+        ends_s = self.ends_s or 0.0
+        return f"the limit of {f'{ends_s:g} s' if ends_s % 60 else duration(ends_s)}"
 
 
 class Ended(NamedTuple):
@@ -234,7 +238,9 @@ class _WatchedProgram:
         self.journal.append({"event": "seen", "at": now, "outside": self._outside, **self._line_and_warnings()})
         record = merged_folder(self.folder, status, now)
         insides = insides_of(self.folder)
-        if record is not None:
+        if record is None:  # not even its first line
+            self.say.once("journal", f"not kept: {self.folder} could not be written")
+        else:
             if self._ended_it is not None and state_of(insides, status) == "killed":
                 record["note"] = f"ended at {self.limits.name()} without a checkpoint"
             elif _was_killed(status, insides):
