@@ -157,7 +157,7 @@ def cancel(name: str) -> Launched | LaunchedJobs:
                 module.cancel(entry)
         for entry in of:
             ledger.as_cancelled(entry)
-    asked = {entry.id for entry in stopped}
+    asked = {entry.id for entry in going_on}
     found = tuple(
         replace(each, notes=("asked to end, and not over yet", *each.notes))
         if each.id in asked and each.state in ledger.ACTIVE

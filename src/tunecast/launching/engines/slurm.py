@@ -27,7 +27,7 @@ OPTIONS = (
     *("partition", "account", "qos", "constraint", "gres", "reservation", "time", "mem", "cpus-per-task"),
     *("exclude", "nodelist"),
 )
-ARRAY = "array.txt"
+BATCH, ARRAY = "job.sbatch", "array.txt"
 MOST_IN_ARRAY = 1000
 """Slurm's default, one index less (slurm.conf(5), MaxArraySize)."""
 CHECKPOINT_END = "CHECKPOINT_END"
