@@ -15,8 +15,9 @@ from tunecast.job import Job, job_from_dict, read_jobs
 from tunecast.job.lengths import sample_lengths
 from tunecast.job.model import resolve_model
 from tunecast.job.texts import scan as scanning
-from tunecast.prediction.data.batches import batches_of
+from tunecast.prediction.data.batches import batches_of, counts_answers
 from tunecast.prediction.data.torch_random import Generator
+from tunecast.prediction.on_card import ANSWERS_GUESS, answers_guess
 from tunecast.records import replace
 from tunecast.tape.build.fill_in import fill_in_of
 
@@ -237,18 +238,67 @@ def test_tokens_are_counted_by_the_models_own_tokenizer_where_it_is_here(tmp_pat
 
 
 def test_prompts_have_no_labels(tmp_path: Path, model_folder: Path) -> None:
-    """A batch's tokens without a label: padding and prompts, each cut where its row is."""
+    """Of the tokens that follow another (a row's first follows none): padding and prompts, each cut where its row is.
+    TRL drops what a prompt fills."""
     path = written(tmp_path, PROMPTS)
     made = filled(path, model_folder, stack="trl")
     lengths = sample_lengths(made.data)
     assert lengths is not None and lengths.prompts == tuple(len(row["prompt"]) for row in PROMPTS)
     found = batches_of(made, lengths, most_steps=100)
     assert found is not None
-    rows = Generator(made.data.seed).shuffled(range(len(PROMPTS)))
-    for number, (micro,) in enumerate(found.steps[:4]):
-        own = [PROMPTS[row] for row in rows[number * 3 : number * 3 + 3]]
+    trained = [row for row in PROMPTS if len(row["prompt"]) < 64]
+    rows = Generator(made.data.seed).shuffled(range(len(trained)))
+    assert len(trained) == 7 and [step[0].rows for step in found.steps[:3]] == [3, 3, 1]
+    for number, (micro,) in enumerate(found.steps[:3]):
+        own = [trained[row] for row in rows[number * 3 : number * 3 + 3]]
         whole = [min(64, len(row["prompt"]) + len(row["completion"]) + 1) for row in own]
-        labelled = sum(max(0, length - len(row["prompt"])) for length, row in zip(whole, own, strict=True))
-        assert micro.length == max(whole) and micro.rows * micro.length - micro.padding == labelled
+        labelled = sum(length - len(row["prompt"]) for length, row in zip(whole, own, strict=True))
+        assert micro.length == max(whole) and micro.rows * (micro.length - 1) - micro.padding == labelled
     without = sample_lengths(replace(made.data, completion_only=False))
     assert without is not None and without.prompts is None
+
+
+PAIRS = [{"prompt": "x" * (9 * n), "chosen": "y" * (4 + 3 * n), "rejected": "z" * (30 - 3 * n)} for n in range(9)]
+
+
+def test_labels_of_pairs_are_those_of_their_answers(tmp_path: Path, model_folder: Path) -> None:
+    """Cut where their row is; the first token of a row without a prompt is no label. TRL drops what a prompt fills."""
+    made = filled(written(tmp_path, PAIRS), model_folder, stack="trl", task="dpo")
+    assert counts_answers(made)
+    found = batches_of(made, sample_lengths(made.data), most_steps=100)
+    assert found is not None and found.known
+    trained = [row for row in PAIRS if len(row["prompt"]) < 64]
+    rows = Generator(made.data.seed).shuffled(range(len(trained)))
+    assert len(trained) == 8 and [step[0].rows for step in found.steps[:3]] == [3, 3, 2]
+    for number, (micro,) in enumerate(found.steps[:3]):
+        own = [trained[row] for row in rows[number * 3 : number * 3 + 3]]
+        prompts = [len(row["prompt"]) for row in own]
+        sides = [[min(64, at + len(row[side]) + 1) for at, row in zip(prompts, own, strict=True)]
+                 for side in ("chosen", "rejected")]  # fmt: skip
+        labels = [sum(length - max(1, at) for length, at in zip(side, prompts, strict=True)) for side in sides]
+        assert micro.answers == tuple(labels) and micro.length == max(map(max, sides))
+        assert micro.masked == (min(map(min, sides)) < micro.length)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"task": "kto"}, {"task": "reward"}, {"stack": "llama-factory"}, {"trl_version": "1.9.0"},
+     {"data": {"path": "{rows}", "samples": 100}}],
+    ids=str,
+)  # fmt: skip
+def test_answers_are_counted_where_the_head_computes_on_them_alone(
+    tmp_path: Path, model_folder: Path, fields: dict[str, Any]
+) -> None:
+    path = written(tmp_path, PAIRS)
+    given = {"stack": "trl", "task": "dpo", **fields}
+    if "data" in given:
+        given["data"] = {**given["data"], "path": str(path)}
+    assert not counts_answers(filled(path, model_folder, **given))
+
+
+def test_what_is_not_counted_is_a_guess(tmp_path: Path, model_folder: Path) -> None:
+    path = written(tmp_path, PAIRS)
+    assert answers_guess(filled(path, model_folder, stack="trl", task="dpo")) is None
+    for fields in ({"preference": {"reference": "precomputed"}}, {"data": {"lengths": [20, 60]}}):
+        made = filled(path, model_folder, stack="trl", task="dpo", **fields)
+        assert answers_guess(made) == ANSWERS_GUESS

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from tunecast.errors import NotResolved, UsageError
+from tunecast.job.lengths import Pairs
 from tunecast.job.texts.characters import CODE, FOREIGN, KINDS, PROSE, characters_of, rates, tokens_by_tokenizer
-from tunecast.job.texts.columns import sample_of
+from tunecast.job.texts.columns import TextSample, sample_of, shared_length
 from tunecast.job.texts.scan import Scan, scan
 from tunecast.job.texts.tokenizer import Estimated
 
@@ -56,12 +57,12 @@ def test_rates_are_of_five_tokenizers() -> None:
 
 def test_an_estimate_says_how_it_was_made() -> None:
     counter = Estimated(end_tokens=1)
-    (length,) = counter.lengths([ENGLISH])
+    (found,) = counter.count([TextSample("text", (ENGLISH,))])
     low, high = counter.range()
-    assert isinstance(length, int) and 0.85 < low < 1 < high < 1.2
+    assert not isinstance(found, str) and found.lengths > (0,) and 0.85 < low < 1 < high < 1.2
     assert counter.told().startswith("estimated from characters: ") and "English 100 %" in counter.told()
     mixed = Estimated(end_tokens=1)
-    mixed.lengths(["Привет, мир. " * 50, PYTHON])
+    mixed.count([TextSample("text", (text,)) for text in ("Привет, мир. " * 50, PYTHON)])
     assert "Cyrillic" in mixed.told() and "Code" in mixed.told()
     assert mixed.range()[1] - mixed.range()[0] > high - low
 
@@ -74,7 +75,9 @@ FORMATS: list[tuple[dict[str, Any], str, list[Any]]] = [
     ({"system": "be", "conversations": SHAREGPT}, "messages", [["be", "hi", "ho"]]),
     ({"messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}, {"type": "image"}]}]}, "messages",
      [["hi"]]),
-    ({"prompt": "a", "chosen": "b", "rejected": "c"}, "preference", ["a\nb", "a\nc"]),
+    ({"prompt": "a", "chosen": "b", "rejected": "c"}, "preference", ["ab", "ac"]),
+    ({"prompt": "a", "chosen": CHAT[1:], "rejected": CHAT[1:]}, "preference", [["a", "ho"], ["a", "ho"]]),
+    ({"prompt": CHAT[:1], "chosen": CHAT[1:], "rejected": "no"}, "preference", [["hi", "ho"], ["hi", "no"]]),
     ({"chosen": CHAT, "rejected": CHAT[:1]}, "preference", [["hi", "ho"], ["hi"]]),
     ({"prompt": "a", "completion": "b"}, "prompt", ["ab"]),
     ({"prompt": CHAT[:1], "completion": CHAT[1:]}, "prompt", [["hi", "ho"]]),
@@ -94,6 +97,36 @@ def test_formats(row: dict[str, Any], format: str, texts: list[Any]) -> None:
     assert told == texts
 
 
+PROMPTS: list[tuple[dict[str, Any], Any]] = [
+    ({"prompt": "a ", "chosen": "b", "rejected": "c"}, "a "),
+    ({"prompt": "", "chosen": "ab", "rejected": "ac"}, ""),
+    ({"chosen": "ask: yes", "rejected": "ask: no"}, "ask:"),
+    ({"chosen": "yes", "rejected": "no"}, ""),
+    ({"chosen": "yes", "rejected": "yes, no"}, "ye"),
+    ({"prompt": CHAT[:1], "chosen": CHAT[1:], "rejected": CHAT[1:]}, ["hi"]),
+    ({"chosen": CHAT, "rejected": [CHAT[0], {"role": "assistant", "content": "no"}]}, ["hi"]),
+    ({"chosen": CHAT, "rejected": CHAT[1:]}, []),
+    ({"prompt": "a", "completion": "b"}, "a"),
+    ({"text": "a"}, None),
+]
+
+
+@pytest.mark.parametrize(("row", "prompt"), PROMPTS)
+def test_what_answers_begin_with(row: dict[str, Any], prompt: Any) -> None:
+    """Where a preference names no prompt, all that its answers share, without a space at its end."""
+    found = sample_of(row)
+    assert not isinstance(found, str)
+    is_chat = isinstance(found.prompt, tuple)
+    assert ([message["content"] for message in found.prompt or ()] if is_chat else found.prompt) == prompt
+
+
+@pytest.mark.parametrize("one", ["", "a", "abc", "abcdefgh", "abcdefgx"])
+@pytest.mark.parametrize("other", ["", "b", "abd", "abcdefghi"])
+def test_how_much_two_share(one: str, other: str) -> None:
+    pairs = list(zip(one, other, strict=False))
+    assert shared_length(one, other) == next((n for n, (a, b) in enumerate(pairs) if a != b), len(pairs))
+
+
 @pytest.mark.parametrize(
     "row", [{"messages": [1]}, {"messages": [None]}, {"prompt": None, "completion": [3]}, {"a": "b", "c": "d"}, {},
             {"chosen": 1.5, "rejected": object()}, {"messages": [{"content": b"x"}]}],
@@ -111,6 +144,27 @@ def test_a_pair_is_as_long_as_its_longer_answer(tmp_path: Path) -> None:
     row = {"prompt": "", "chosen": "one", "rejected": "and three more"}
     found = counted_rows(tmp_path, [row])
     assert found.counts == ((4, 1),) and found.tokens == 6
+
+
+PAIR = {"prompt": "one ", "chosen": "two two", "rejected": "one"}
+
+
+def test_pairs_are_counted_answer_by_answer(tmp_path: Path) -> None:
+    """Each with its prompt and the token that ends it; what merges with an answer is the answer's."""
+    rows = [PAIR, {"prompt": "one", "chosen": "two", "rejected": " one"}]
+    found = counted_rows(tmp_path, rows, word_tokenizer(tmp_path / "t"))
+    assert found.pairs == Pairs((1, 0), (4, 2), (3, 3)) and found.order == (4, 3)
+    assert found.prompts is None and found.formats == (("preference", 2),)
+    mixed = counted_rows(tmp_path, [PAIR, {"text": "one"}], word_tokenizer(tmp_path / "t"))
+    assert mixed.pairs is None and mixed.order == (4, 2)
+
+
+def test_the_prompt_of_a_chat_ends_with_what_asks_for_an_answer(tmp_path: Path) -> None:
+    chat = [{"role": "user", "content": "one one"}, {"role": "assistant", "content": "two"}]
+    template = TEMPLATE + "{% if add_generation_prompt %}assistant : {% endif %}"
+    rows = [{"prompt": chat[:1], "chosen": chat[1:], "rejected": [chat[1], chat[1]]}]
+    found = counted_rows(tmp_path, rows, word_tokenizer(tmp_path / "t", chat_template=template))
+    assert found.pairs == Pairs((7,), (8,), (11,)), "<s> user : one one assistant : two"
 
 
 def counted_rows(folder: Path, rows: list[Any], tokenizer: str | None = None) -> Scan:

@@ -17,6 +17,8 @@ from tunecast.prediction import engines
 from tunecast.prediction.data import own_batches
 from tunecast.prediction.data.batches import MicroBatch
 from tunecast.prediction.data.own_batches import Budget, evaluated_after, evaluation_batches, fewer, those_that_count
+from tunecast.tape.build.micro_batches import micro_batch_structures
+from tunecast.tape.card import Card
 
 pytestmark = pytest.mark.whole
 
@@ -145,3 +147,24 @@ def test_a_padded_batch_has_a_mask(model: str) -> None:
         engines.predict(job_with(model, [1000, 1000, 1000, last] * 4)).on_card.shown for last in (1000, 999)
     )
     assert padded.allocated_bytes > full.allocated_bytes + 0.95 * 4 * 1000 * 1000  # which lives through all layers
+
+
+@pytest.mark.parametrize(
+    ("fields", "none", "some"),
+    [({}, (0,), (40,)), ({"task": "dpo"}, (0, None), (0, (30, 17)))],
+    ids=["prompts", "pairs"],
+)
+def test_what_was_built_without_counts_serves_none_that_have_some(
+    model: str, fields: dict[str, Any], none: Any, some: Any
+) -> None:
+    """Rows of one length with prompts, after rows without: their head computes on fewer tokens."""
+    job = job_with(model, [64] * 4, stack="trl", micro_batch=2, **fields)
+    structures = micro_batch_structures(job, CONFIG, Card())
+    assert structures is not None
+    asked = []
+    for counts in (none, some):
+        found = structures.of(2, 64, *counts)
+        assert found is not None
+        structure, sizes = found
+        asked.append(sum(sizes[place] for place in structure.places if place >= 0))
+    assert asked[1] < asked[0]

@@ -8,7 +8,7 @@ Source   transformers 5.17.0: Trainer._get_train_sampler, _run_epoch, set_seed a
          (trainer_pt_utils.py), which draws from the process's own generator after DataLoader's base seed;
          accelerate 1.15.0: SeedableRandomSampler (seed + epoch), BatchSamplerShard; TRL 1.16.0: SFTTrainer.
 Checked  tests/facts/test_batches.py: batch by batch those that reach the model under the Trainer and SFTTrainer.
-Ignored  samples that truncation leaves without a label; shuffle_dataset; what a program draws between making a Trainer
+Ignored  shuffle_dataset; samples that TRL before 1.15 drops, and what a program draws between making a Trainer
          and `train()`, which moves the order of group_by_length.
 """
 
@@ -51,7 +51,7 @@ class MicroBatch(NamedTuple):
     masked: bool = False
     """Some of it is padding, or samples lie side by side in a row: attention is told so by a mask."""
     padding: int = 0
-    """Tokens of all its rows without a label: none of a sample, or of a prompt."""
+    """Of the tokens that follow another, those of all its rows that are no label: of no sample, or of a prompt."""
     answers: tuple[int, int] | None = None
     """Of preferences, labels of its chosen and of its rejected answers; None where they are not counted."""
 
@@ -220,7 +220,7 @@ def _rows(job: Job, lengths: Lengths) -> Rows:
     order = _ordered(lengths, in_part=data.packing or data.group_by_length)
     known = by_trainer and lengths.order is not None and len(order) == samples
     if not data.packing and lengths.prompts is not None and lengths.order is not None:
-        return _with_prompts(lengths.order, lengths.prompts, samples, known)
+        return _with_prompts(job, lengths.order, lengths.prompts, samples, known)
     if not data.packing:
         return Rows(order, samples, known)
     packed = packed_rows(order, job.seq_len, data.packing_strategy, data.num_proc)
@@ -228,25 +228,41 @@ def _rows(job: Job, lengths: Lengths) -> Rows:
     return Rows(tuple(packed), total, known)
 
 
-def _with_prompts(order: tuple[int, ...], prompts: tuple[int, ...], samples: int | None, known: bool) -> Rows:
+def _with_prompts(job: Job, order: tuple[int, ...], prompts: tuple[int, ...], samples: int | None, known: bool) -> Rows:
     """As `_ordered` has them, a sample's prompt with it."""
-    if samples is None or samples >= len(order):
-        return Rows(order, samples, known, prompts)
-    drawn = _drawn(len(order), samples)
-    return Rows(_at(order, drawn), samples, known, _at(prompts, drawn))
+    places = _places(len(order), samples)
+    kept = [at for at in places if prompts[at] < min(order[at], job.seq_len)] if drops_unlabelled(job) else []
+    kept = kept or places
+    return Rows(_at(order, kept), _share(samples, kept, places), known, _at(prompts, kept))
+
+
+def drops_unlabelled(job: Job) -> bool:
+    """Whether samples whose prompt fills a row are dropped (trl/trainer/sft_trainer.py, `_prepare_dataset`)."""
+    if job.task != "sft" or not stack_of(job).labelled_only:
+        return False
+    from tunecast.tape.build.stacks import trl  # few jobs have prompts
+
+    return trl.release_of_job(job) >= trl.FUSED
 
 
 def _rows_of_pairs(job: Job, pairs: Pairs, samples: int | None, by_trainer: bool) -> Rows:
     """Without those whose prompt fills a row: TRL drops them (trl/trainer/dpo_trainer.py, `_prepare_dataset`), and
     refuses to train on nothing."""
     listed = len(pairs.prompts)
-    wanted = listed if samples is None else samples
-    places: Sequence[int] = range(listed) if wanted >= listed else _drawn(listed, wanted)
+    places = _places(listed, samples)
     kept = [at for at in places if pairs.prompts[at] < job.seq_len] or places
-    total = None if samples is None else max(1, round(samples * len(kept) / len(places)))
     prompts, chosen, rejected = (_at(column, kept) for column in pairs)
-    return Rows(tuple(map(max, chosen, rejected)), total, by_trainer and samples == listed, None,
-                Pairs(prompts, chosen, rejected))  # fmt: skip
+    longer, known = tuple(map(max, chosen, rejected)), by_trainer and samples == listed
+    return Rows(longer, _share(samples, kept, places), known, None, Pairs(prompts, chosen, rejected))
+
+
+def _places(listed: int, samples: int | None) -> Sequence[int]:
+    """Of the samples that stand for so many."""
+    return range(listed) if samples is None or samples >= listed else _drawn(listed, samples)
+
+
+def _share(samples: int | None, kept: Sequence[int], of: Sequence[int]) -> int | None:
+    return None if samples is None else max(1, round(samples * len(kept) / len(of)))
 
 
 def _drawn(listed: int, samples: int) -> list[int]:
@@ -307,16 +323,18 @@ class _Sampler:
             found += self._drawn()
         return found[:wanted]
 
-    def prompts(self, epoch: int, order: Sequence[int]) -> list[int] | None:
-        """Of the rows that `order` gave, tokens without a label; where rows were drawn, their share of all tokens."""
+    def unlabelled(self, epoch: int, order: Sequence[int]) -> list[int] | None:
+        """Of the rows that `order` gave, tokens of a prompt that follow another; where rows were drawn, of their share
+        of all tokens."""
         lengths, prompts = self.rows.lengths, self.rows.prompts
         if prompts is None:
             return None
         if len(lengths) == self.rows.total and not self.job.data.group_by_length:
             own = _shuffled(prompts, self.job.data.seed + epoch, len(order))
-            return [min(prompt, length) for prompt, length in zip(own, order, strict=True)]
-        share = sum(prompts) / sum(lengths)
-        return [round(length * share) for length in order]
+        else:
+            share = sum(prompts) / sum(lengths)
+            own = [round(length * share) for length in order]
+        return [unlabelled_of(prompt, length) for prompt, length in zip(own, order, strict=True)]
 
     def pairs(self, epoch: int, order: Sequence[int]) -> list[Pair] | None:
         """Of the rows that `order` gave; where rows were drawn, each has the shares that the data set has."""
@@ -386,7 +404,7 @@ def _by_rows(job: Job, rows: Rows, sampler: _Sampler, epoch: int, most: int) -> 
     size = job.micro_batch
     a_round = size * ranks_of(job)
     order = sampler.order(epoch, most * size)
-    prompts, pairs = sampler.prompts(epoch, order), sampler.pairs(epoch, order)
+    prompts, pairs = sampler.unlabelled(epoch, order), sampler.pairs(epoch, order)
     whole = len(order) == rows.total
 
     def dealt(rows: list[T]) -> list[list[T]]:
@@ -450,6 +468,11 @@ def _padded(job: Job, batches: Sequence[Sequence[int]], unlabelled: Sequence[int
     if unlabelled is None:
         return found
     return [micro._replace(padding=micro.padding + more) for micro, more in zip(found, unlabelled, strict=True)]
+
+
+def unlabelled_of(prompt: int, length: int) -> int:
+    """Of the tokens of a row that follow another."""
+    return max(0, min(prompt, length) - 1)
 
 
 def pair_of(job: Job, prompt: int, chosen: int, rejected: int) -> Pair:

@@ -33,6 +33,7 @@ from tunecast.prediction.data.batches import (
     pair_of,
     steps_between_evaluations,
     trains_on_answers,
+    unlabelled_of,
 )
 from tunecast.prediction.data.lengths import epoch_of, evaluated_rows, total_steps
 from tunecast.records import NamedTuple, replace, replace_unchecked
@@ -228,7 +229,7 @@ def evaluation_batches(job: Job, lengths: Lengths) -> list[MicroBatch]:
         else:
             length = padded(max(rows), job.data.pad_to_multiple_of)
             padding = len(rows) * length - sum(rows)
-            unlabelled = sum(map(min, prompts[at : at + len(rows)], rows))
+            unlabelled = sum(map(unlabelled_of, prompts[at : at + len(rows)], rows))
             micro = MicroBatch(len(rows), length, padding > 0, padding + unlabelled)
         if len(found) < 2 or all(micro.rows * micro.length > one.rows * one.length for one in found):
             found.append(micro)

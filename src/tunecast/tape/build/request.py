@@ -79,7 +79,6 @@ class BuildRequest(NamedTuple):
             guards=guards,
         )
 
-
     def _answers(self, guards: Guards) -> tuple[int, int] | None:
         _, *answers = counted(self.padding, self.answers)
         chosen, rejected = map(guards.count, ("chosen", "rejected"), answers)

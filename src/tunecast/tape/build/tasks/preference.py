@@ -103,7 +103,7 @@ def dpo_loss(job: Job, model: Any, reference: Reference, inputs: Batch) -> Tenso
     """`_compute_loss` with loss_type sigmoid."""
     machine = model.machine
     completion_mask = inputs[2]
-    rows, length = completion_mask.shape
+    length = completion_mask.shape[1]
     halves, seq_len = [job.micro_batch] * 2, length - 1
     of_chosen, of_rejected = machine.answers or [labelled(job, half, length) for half in halves]
     count = of_chosen + of_rejected
