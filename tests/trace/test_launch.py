@@ -46,6 +46,10 @@ def own_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.param({"method": "qlora"}, id="qlora"),
         pytest.param({"method": "lora", "gpus": 2}, id="ddp"),
         pytest.param({"method": "full", "gpus": 2, "parallel": {"data": "fsdp"}}, id="fsdp"),
+        pytest.param({"method": "full", "data": "prompts"}, id="prompts"),
+        pytest.param({"method": "lora", "data": "prompts", "micro_batch": 1}, id="prompts-unpadded"),
+        pytest.param({"method": "full", "data": "pairs", "task": "dpo", "micro_batch": 4}, id="dpo"),
+        pytest.param({"method": "lora", "data": "pairs", "task": "dpo", "micro_batch": 1}, id="dpo-lora"),
     ],
 )
 def test_a_launched_job_traced_needs_what_was_predicted(made: Path, tmp_path: Path, fields: dict[str, Any]) -> None:
@@ -56,6 +60,8 @@ def test_a_launched_job_traced_needs_what_was_predicted(made: Path, tmp_path: Pa
     assert traced.answer.error is None
     assert traced.memory.allocated_bytes == predicted.memory.allocated_bytes
     assert traced.memory.reserved_bytes == predicted.memory.reserved_bytes
+    if "data" in fields:  # of many lengths, where the trace's steps are a few; and a reference's pass is apart there
+        return
     if job.hardware.gpus == 1 and job.method != "qlora":  # whose 4-bit layers have Python that is not watched yet
         assert traced.time is not None and predicted.time is not None
         assert traced.time.step_s == pytest.approx(predicted.time.step_s, rel=0.02)

@@ -1,5 +1,5 @@
 """What a launched training needs, made here: a Llama of two layers, its tokenizer, and rows longer than they are cut
-to."""
+to, with prompts, or pairs of answers."""
 
 from __future__ import annotations
 
@@ -33,15 +33,26 @@ def make(folder: Path) -> Path:
     )  # fmt: skip
     LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder / "model")
     words = random.Random(0)
-    rows = [{"text": " ".join(f"w{words.randrange(WORDS)}" for _ in range(100))} for _ in range(64)]
-    (folder / "train.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
+
+    def text(least: int, most: int) -> str:
+        return " ".join(f"w{words.randrange(WORDS)}" for _ in range(words.randint(least, most)))
+
+    rows: dict[str, list[dict[str, str]]] = {
+        "train": [{"text": text(100, 100)} for _ in range(64)],
+        "prompts": [{"prompt": f"{text(3, 40)} ", "completion": text(5, 50)} for _ in range(16)],
+        "pairs": [
+            {"prompt": f"{text(3, 90)} ", "chosen": text(5, 70), "rejected": text(5, 70)} for _ in range(16)
+        ],  # of which some prompts fill a row
+    }
+    for name, each in rows.items():
+        (folder / f"{name}.jsonl").write_text("\n".join(map(json.dumps, each)) + "\n")
     return folder
 
 
-def job_of(made: Path, **fields: Any) -> Job:
+def job_of(made: Path, data: str = "train", **fields: Any) -> Job:
     """Of the packages that are installed here."""
     given = {
         "stack": "trl", "gpu": "h100-sxm-80gb", "seq_len": 64, "micro_batch": 2, "max_steps": 6,
-        "data_path": str(made / "train.jsonl"), **{f"{name}_version": version(name) for name in PACKAGES}, **fields,
+        "data_path": str(made / f"{data}.jsonl"), **{f"{name}_version": version(name) for name in PACKAGES}, **fields,
     }  # fmt: skip
     return read(str(made / "model"), None, **given)
