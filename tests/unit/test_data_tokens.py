@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tunecast.errors import NotResolved, UsageError
-from tunecast.job.lengths import Pairs
+from tunecast.job.lengths import PairTokens
 from tunecast.job.texts.characters import CODE, FOREIGN, KINDS, PROSE, characters_of, rates, tokens_by_tokenizer
 from tunecast.job.texts.columns import TextSample, sample_of, shared_length
 from tunecast.job.texts.scan import Scan, scan
@@ -153,7 +153,7 @@ def test_pairs_are_counted_answer_by_answer(tmp_path: Path) -> None:
     """Each with its prompt and the token that ends it; what merges with an answer is the answer's."""
     rows = [PAIR, {"prompt": "one", "chosen": "two", "rejected": " one"}]
     found = counted_rows(tmp_path, rows, word_tokenizer(tmp_path / "t"))
-    assert found.pairs == Pairs((1, 0), (4, 2), (3, 3)) and found.order == (4, 3)
+    assert found.pairs == PairTokens((1, 0), (4, 2), (3, 3)) and found.order == (4, 3)
     assert found.prompts is None and found.formats == (("preference", 2),)
     mixed = counted_rows(tmp_path, [PAIR, {"text": "one"}], word_tokenizer(tmp_path / "t"))
     assert mixed.pairs is None and mixed.order == (4, 2)
@@ -164,7 +164,7 @@ def test_the_prompt_of_a_chat_ends_with_what_asks_for_an_answer(tmp_path: Path) 
     template = TEMPLATE + "{% if add_generation_prompt %}assistant : {% endif %}"
     rows = [{"prompt": chat[:1], "chosen": chat[1:], "rejected": [chat[1], chat[1]]}]
     found = counted_rows(tmp_path, rows, word_tokenizer(tmp_path / "t", chat_template=template))
-    assert found.pairs == Pairs((7,), (8,), (11,)), "<s> user : one one assistant : two"
+    assert found.pairs == PairTokens((7,), (8,), (11,)), "<s> user : one one assistant : two"
 
 
 def counted_rows(folder: Path, rows: list[Any], tokenizer: str | None = None) -> Scan:

@@ -49,7 +49,7 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 _CALL = re.compile(r"\s*([a-z]+)\s*\(([^()]*)\)\s*")
 
 
-class Pairs(NamedTuple):
+class PairTokens(NamedTuple):
     """Tokens of preferences, in the data set's order."""
 
     prompts: tuple[int, ...]
@@ -69,7 +69,7 @@ class Lengths(NamedTuple):
     """Of the whole data set, for which `counts` stands; None where only a distribution is known."""
     prompts: tuple[int, ...] | None = None
     """In the data set's order: tokens at each sample's beginning that have no label; None where all have one."""
-    pairs: Pairs | None = None
+    pairs: PairTokens | None = None
     """Of preferences, whose longer answer `order` has; None where they were not counted."""
 
     @property

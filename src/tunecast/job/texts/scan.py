@@ -14,7 +14,7 @@ from functools import lru_cache
 from itertools import islice
 
 from tunecast.errors import UsageError
-from tunecast.job.lengths import Pairs
+from tunecast.job.lengths import PairTokens
 from tunecast.job.texts.columns import TextSample, sample_of
 from tunecast.job.texts.files import FilesFound, TextFile, files_of
 from tunecast.job.texts.lines import BadLine
@@ -54,7 +54,7 @@ class Scan(NamedTuple):
     order: tuple[int, ...] | None
     prompts: tuple[int, ...] | None
     """In that order, tokens at a sample's beginning that have no label; None where all have one."""
-    pairs: Pairs | None
+    pairs: PairTokens | None
     """In that order, where every sample is a preference."""
     bad_lines: int
     first_bad: tuple[BadLine, ...]
@@ -174,10 +174,10 @@ class _Tally:
                 continue
             self._count(sample, own)
 
-    def every_pair(self) -> Pairs | None:
+    def every_pair(self) -> PairTokens | None:
         prompts, chosen, rejected = self.pairs
         whole = self.order is not None and len(prompts) == self.samples
-        return Pairs(tuple(prompts), tuple(chosen), tuple(rejected)) if whole else None
+        return PairTokens(tuple(prompts), tuple(chosen), tuple(rejected)) if whole else None
 
     def _count(self, sample: TextSample, own: SampleTokens) -> None:
         length = min(LONGEST, max(own.lengths))

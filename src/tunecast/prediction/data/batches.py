@@ -21,7 +21,7 @@ from math import ceil
 from typing import TYPE_CHECKING, TypeVar
 
 from tunecast.job.job import Job
-from tunecast.job.lengths import Lengths, Pairs, all_of, sample_lengths
+from tunecast.job.lengths import Lengths, PairTokens, all_of, sample_lengths
 from tunecast.job.names import ROLLOUTS
 from tunecast.job.stacks import stack_of
 from tunecast.prediction.data.packing import MAP_BATCH, packed_rows
@@ -74,11 +74,11 @@ class Rows(NamedTuple):
     known: bool
     prompts: tuple[int, ...] | None = None
     """Of each row, tokens at its beginning that have no label."""
-    pairs: Pairs | None = None
+    pairs: PairTokens | None = None
     """Of each row that is a pair, whose longer answer `lengths` has."""
 
 
-class Pair(NamedTuple):
+class PairLabels(NamedTuple):
     """What a row of a preference is, cut."""
 
     shorter: int
@@ -230,9 +230,9 @@ def _rows(job: Job, lengths: Lengths) -> Rows:
 
 def _with_prompts(job: Job, order: tuple[int, ...], prompts: tuple[int, ...], samples: int | None, known: bool) -> Rows:
     """As `_ordered` has them, a sample's prompt with it."""
-    places = _places(len(order), samples)
-    kept = [at for at in places if prompts[at] < min(order[at], job.seq_len)] if drops_unlabelled(job) else []
-    kept = kept or places
+    kept = places = _places(len(order), samples)
+    if drops_unlabelled(job):
+        kept = [at for at in places if prompts[at] < min(order[at], job.seq_len)] or places
     return Rows(_at(order, kept), _share(samples, kept, places), known, _at(prompts, kept))
 
 
@@ -245,7 +245,7 @@ def drops_unlabelled(job: Job) -> bool:
     return trl.release_of_job(job) >= trl.FUSED
 
 
-def _rows_of_pairs(job: Job, pairs: Pairs, samples: int | None, by_trainer: bool) -> Rows:
+def _rows_of_pairs(job: Job, pairs: PairTokens, samples: int | None, by_trainer: bool) -> Rows:
     """Without those whose prompt fills a row: TRL drops them (trl/trainer/dpo_trainer.py, `_prepare_dataset`), and
     refuses to train on nothing."""
     listed = len(pairs.prompts)
@@ -253,7 +253,7 @@ def _rows_of_pairs(job: Job, pairs: Pairs, samples: int | None, by_trainer: bool
     kept = [at for at in places if pairs.prompts[at] < job.seq_len] or places
     prompts, chosen, rejected = (_at(column, kept) for column in pairs)
     longer, known = tuple(map(max, chosen, rejected)), by_trainer and samples == listed
-    return Rows(longer, _share(samples, kept, places), known, None, Pairs(prompts, chosen, rejected))
+    return Rows(longer, _share(samples, kept, places), known, None, PairTokens(prompts, chosen, rejected))
 
 
 def _places(listed: int, samples: int | None) -> Sequence[int]:
@@ -336,7 +336,7 @@ class _Sampler:
             own = [round(length * share) for length in order]
         return [unlabelled_of(prompt, length) for prompt, length in zip(own, order, strict=True)]
 
-    def pairs(self, epoch: int, order: Sequence[int]) -> list[Pair] | None:
+    def pairs(self, epoch: int, order: Sequence[int]) -> list[PairLabels] | None:
         """Of the rows that `order` gave; where rows were drawn, each has the shares that the data set has."""
         lengths, columns = self.rows.lengths, self.rows.pairs
         if columns is None:
@@ -347,7 +347,7 @@ class _Sampler:
         shares = [sum(column) / sum(lengths) for column in columns]
         return [self._pair(*[round(length * share) for share in shares]) for length in order]
 
-    def _pair(self, prompt: int, chosen: int, rejected: int) -> Pair:
+    def _pair(self, prompt: int, chosen: int, rejected: int) -> PairLabels:
         return pair_of(self.job, prompt, chosen, rejected)
 
     def _drawn(self) -> list[int]:
@@ -475,13 +475,13 @@ def unlabelled_of(prompt: int, length: int) -> int:
     return max(0, min(prompt, length) - 1)
 
 
-def pair_of(job: Job, prompt: int, chosen: int, rejected: int) -> Pair:
+def pair_of(job: Job, prompt: int, chosen: int, rejected: int) -> PairLabels:
     """The token behind one that begins a row is the first that has a label."""
     chosen, rejected, unlabelled = min(chosen, job.seq_len), min(rejected, job.seq_len), max(1, prompt)
-    return Pair(min(chosen, rejected), max(0, chosen - unlabelled), max(0, rejected - unlabelled))
+    return PairLabels(min(chosen, rejected), max(0, chosen - unlabelled), max(0, rejected - unlabelled))
 
 
-def micro_batch_of(job: Job, longer: Sequence[int], pairs: Sequence[Pair]) -> MicroBatch:
+def micro_batch_of(job: Job, longer: Sequence[int], pairs: Sequence[PairLabels]) -> MicroBatch:
     """`longer`: of each pair, the tokens of its longer answer."""
     length = padded(max(longer), job.data.pad_to_multiple_of)
     answers = sum(pair.chosen for pair in pairs), sum(pair.rejected for pair in pairs)
