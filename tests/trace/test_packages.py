@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 
 from tunecast.tape.card import Card
 from tunecast.tape.op import Alloc
+from tunecast.tape.trace.packages import early_stopping
 from tunecast.tape.trace.run import trace_script
 
 LAZY = """
@@ -64,3 +68,29 @@ def test_torchvision_whose_library_did_not_load(tmp_path: Path, monkeypatch: pyt
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
     assert 300 * 7 * 4 in traced_sizes(tmp_path, PICTURES)
+
+
+def test_early_stopping_ends_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever has ended the run already stays as it is."""
+    changes: dict[str, Any] = {}
+    monkeypatch.setattr(early_stopping, "after_import", changes.__setitem__)
+    recorder = SimpleNamespace(assumptions=Counter())
+    early_stopping.install(cast(Any, recorder))
+
+    class EarlyStoppingCallback:
+        def on_evaluate(self, args: Any, state: Any, control: Any, **options: Any) -> None:
+            control.should_training_stop |= options["metrics"] == "no better"
+
+    class EarlyStopping:
+        def _evaluate_stopping_criteria(self, current: str) -> tuple[bool, str | None]:
+            return current == "no better", "patience is over"
+
+    changes["transformers.trainer_callback"](SimpleNamespace(EarlyStoppingCallback=EarlyStoppingCallback))
+    for ended, metrics, told in ((False, "better", 0), (True, "better", 0), (False, "no better", 1)):
+        control = SimpleNamespace(should_training_stop=ended)
+        EarlyStoppingCallback().on_evaluate(None, None, control, metrics=metrics)
+        assert (control.should_training_stop, len(recorder.assumptions)) == (ended, told)
+    recorder.assumptions.clear()
+    changes["lightning.pytorch.callbacks.early_stopping"](SimpleNamespace(EarlyStopping=EarlyStopping))
+    assert EarlyStopping()._evaluate_stopping_criteria("better") == (False, "patience is over")
+    assert EarlyStopping()._evaluate_stopping_criteria("no better") == (False, None) and recorder.assumptions

@@ -45,6 +45,7 @@ script_fit.py     The smallest changes to a script's own arguments after which i
                   tracing it again
 script_plan.py    Which machines to rent for a script that was traced, how long it takes there and what it costs in
                   all
+script_cards.py   The cards of a traced script: what a tape takes of one, and which others it talks to
 script_words.py   How a traced script went, in words: what is taken for granted, what is missing, where it failed
 shell.py          Shell scripts that end in a training: `bash run.sh ARGS`, `sbatch run.slurm`
 suggestions.py    What goes with a prediction that people read: what to change, what was not given, what the whole run

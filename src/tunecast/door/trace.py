@@ -13,6 +13,7 @@ from tunecast.door.filters import Names, names, size_of
 from tunecast.door.following import cards_unseen, following
 from tunecast.door.launchers import ScriptLaunch, launch_from, with_accelerate
 from tunecast.door.programs import program_path
+from tunecast.door.script_cards import exchanging_cards, held_on_card, other_cards
 from tunecast.door.script_words import (
     DEFAULT_GPU as DEFAULT_GPU,
 )
@@ -27,12 +28,12 @@ from tunecast.door.script_words import (
 )
 from tunecast.errors import NotResolved, UsageError
 from tunecast.hardware.catalog import gpu as gpu_named
-from tunecast.hardware.cluster import Cluster, cards_of
+from tunecast.hardware.cluster import Cluster
 from tunecast.hardware.spec import Gpu
 from tunecast.job.model import bundled_models, resolve_model
 from tunecast.prediction.memory.allocator import AllocatorSettings, settings_from_alloc_conf
 from tunecast.prediction.modelled import card_of
-from tunecast.prediction.on_card import OnCard, on_card
+from tunecast.prediction.on_card import OnCard
 from tunecast.prediction.prediction import Prediction, memory_of
 from tunecast.prediction.script_run import (
     MASKED_ATTENTION,
@@ -40,7 +41,6 @@ from tunecast.prediction.script_run import (
     memory_request,
     replace_rows,
     script_run,
-    script_settings,
 )
 from tunecast.prediction.time.script_time import ScriptClock, StepCount
 from tunecast.records import NamedTuple, dataclass, replace
@@ -49,7 +49,7 @@ from tunecast.report.run.on_card import run_figures
 from tunecast.result import Result
 from tunecast.tape.cards import tapes_by_card
 from tunecast.tape.compose import NotComposable
-from tunecast.tape.op import COLLECTIVES, Tape
+from tunecast.tape.op import Tape
 from tunecast.tape.trace.facts import SettingOverride
 from tunecast.tape.trace.interpreter import has_torch, tracing_python
 from tunecast.tape.trace.limits import TraceLimits
@@ -344,7 +344,7 @@ class ScriptTracer:
                     tape, answer, run = found, told, shown
         unseen = () if self.gpus else cards_unseen(launch)
         whole = replace(tape, guesses=(*tape.guesses, *answer.untraced, *run.guesses, *unseen))
-        return ScriptTrace(self, whole, run, answer, card, card, _others(launch, card))
+        return ScriptTrace(self, whole, run, answer, card, card, other_cards(launch, card))
 
     def _following(self, launch: ScriptLaunch, answer: Answer) -> ScriptTracer:
         """The script is a launcher: what it would start is traced instead."""
@@ -359,11 +359,11 @@ class ScriptTracer:
         """By the number of the card, of one process that uses several."""
         tapes, missing = tapes_by_card(tape), unresolved(tape, answer)
         unexplained = MASKED_ATTENTION if answer.facts.masked_attention else ""
-        others = cluster or _exchange(tapes, gpu)
+        others = cluster or exchanging_cards(tapes, gpu)
         limits = self.allocator, self.configured, self.capacity_bytes, self.reserve_bytes, others
         runs = {number: run if len(tapes) == 1 else replace_rows(run, each) for number, each in tapes.items()}
         return {
-            number: replace(_on_card(each, runs[number], gpu, *limits), unresolved=missing, unexplained=unexplained)
+            number: replace(held_on_card(each, runs[number], gpu, *limits), unresolved=missing, unexplained=unexplained)
             for number, each in tapes.items()
         }
 
@@ -460,18 +460,6 @@ def _traced(
         raise NotResolved(f"the script fails before its first step is done: {in_short(error.answer)}") from None
 
 
-def _others(launch: ScriptLaunch, gpu: Gpu) -> Cluster | None:
-    """The cards a script is launched on, where they are several."""
-    each, machines = launch.nproc_per_node or 1, launch.nnodes or 1
-    return cards_of(gpu, each, machines) if each * machines > 1 else None
-
-
-def _exchange(tapes: Mapping[int, Tape], gpu: Gpu) -> Cluster | None:
-    """The cards of one process, where NCCL moves data between them (nn.DataParallel): it has buffers on each."""
-    talks = any(op.name in COLLECTIVES for tape in tapes.values() for op in tape.ops())
-    return cards_of(gpu, len(tapes), 1) if talks and len(tapes) > 1 else None
-
-
 def _card_memory(card: int, held: OnCard) -> CardMemory:
     memory = memory_of(held)
     return CardMemory(
@@ -483,26 +471,6 @@ def _card_memory(card: int, held: OnCard) -> CardMemory:
         held.fits,
         memory.breakdown_bytes,
     )
-
-
-def _on_card(
-    tape: Tape,
-    run: WholeScript,
-    gpu: Gpu,
-    allocator: str | None,
-    configured: AllocatorSettings | None,
-    capacity_bytes: int | None,
-    reserve_bytes: int,
-    cluster: Cluster | None,
-) -> OnCard:
-    settings = script_settings(tape, gpu, allocator, configured, pretended=capacity_bytes is not None)
-    held = on_card(
-        tape, gpu, settings, capacity_bytes, reserve_bytes, cluster=cluster, managed_bytes=tape.managed_bytes,
-        script=run.rows,
-    )  # fmt: skip
-    if run.whole is None:
-        return held
-    return replace(held, make_tape=lambda: run.tape_of(held.shown) or tape, find_op=run.op_without_room)
 
 
 def _configured(launch: ScriptLaunch, allocator: str | None) -> tuple[str | None, AllocatorSettings | None]:

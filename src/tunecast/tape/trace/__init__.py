@@ -38,6 +38,7 @@ repeats.py          An operation that was run before on tensors of the same shap
 request.py          what goes to the traced process and what comes back
 run.py              asks for a tape: starts the traced process and limits it (no torch)
 sandbox.py          a script changes nothing outside its folder, reaches no network, starts no programs
+saved.py            what a script saves with torch.save and loads again, without contents
 scopes.py           where the trace stands: module, phase, step, line of code
 script.py           an unmodified training script, until it has taken its steps
 secrets.py          tokens are hidden in words that are for others

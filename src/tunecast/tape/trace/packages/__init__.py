@@ -11,6 +11,7 @@
     deepspeed.py         its ZeRO optimizers run as they are, on gradients taken as finite
     distributed.py       torch.distributed: rank 0 of any number of ranks, alone
     dtensor.py           device meshes and DTensor
+    early_stopping.py    callbacks that would end a run for a metric that never moves
     flash_attention.py   a stand-in for flash-attn
     flash_interface.py   the functions of flash-attn that training code calls
     flash_kernels.py     its CUDA extensions: they allocate in the order of the C++ code
