@@ -112,7 +112,7 @@ def test_a_job_too_large_for_a_machine_is_told_when_its_batch_feeds_no_more():
     joined = offer(gpus=8, instance="p5.48xlarge", provider="aws")
     few, many = space(joined, grad_accum=2), space(joined, grad_accum=8)
     alone = space(offer(gpus=8), grad_accum=2)
-    block = next(few.blocks(one := only_rig(few)))
+    block = next(few.blocks(only_rig(few)))
     need = Need(2**50, 2**36, Setting(block.technique, block.spread, block.splits[0]), proven=True)
     one_machine = [min(of.offers, key=lambda rig: rig.nodes) for of in (few, many, alone)]
     told = [_remedy(rig, need, of, ()) for rig, of in zip(one_machine, (few, many, alone), strict=True)]

@@ -19,6 +19,7 @@ from tunecast.job import job_from_dict
 from tunecast.market.cost import Cost, CostLine, Rate
 from tunecast.market.offer import Offer
 from tunecast.planning.choice import Choice, Constraints, Fleet, Money, Plan, PriceList, Refusal, Searched
+from tunecast.planning.constraints import verdict
 from tunecast.report.draw.markdown import plain
 from tunecast.report.draw.text import Terminal
 from tunecast.report.page.document import Provenance
@@ -460,3 +461,15 @@ def test_in_one_line():
     line = short(plan())
     assert line.startswith("Rent 1 x l4 at lambda (US), on demand: 40 h (36 to 44 h), $24.00 (21.60 to 26.40)")
     assert line.count("\n") == 1
+
+
+def test_a_plan_without_an_answer_names_what_comes_nearest():
+    """Of 405B in full it named six of the smallest cards, and not the eight that lack a factor of two."""
+    small = [
+        Refusal(f"{n} x t4", "too small", "more cards", too_small=True, too_small_by=400.0 / n) for n in range(1, 9)
+    ]
+    refused = (Refusal("1 x mi300x", "not allowed", "allow it"), *small)
+    failure = verdict(plan(choices=(), refused=refused))
+    lines = str(failure).splitlines()
+    assert [line.split(":")[0].strip() for line in lines[1:4]] == ["8 x t4", "7 x t4", "6 x t4"]
+    assert lines[-1] == "  and 3 more"

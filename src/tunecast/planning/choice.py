@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import date
+from math import inf
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, overload
 
 from tunecast.advise.unstated import Effect, Taken
@@ -256,6 +257,8 @@ class Refusal(Result):
     remedy: str
     too_small: bool = False
     """Whether it lacks memory; else nothing is known of such a job there, or it was not allowed."""
+    too_small_by: float = inf
+    """Where it does: times the memory it has."""
 
 
 class Searched(NamedTuple):

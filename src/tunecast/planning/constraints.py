@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from math import inf
 
 from tunecast.errors import DoesNotFit, OverBudget, TunecastError
 from tunecast.hardware.catalog import gpus
@@ -59,9 +60,9 @@ def refusals(space: Space, outcome: Outcome, offers: Iterable[Offer]) -> tuple[R
     found: dict[str, Refusal] = {}
     meant = {(offer.gpu, offer.gpus) for offer in offers}
     for rig, need in outcome.needs.items():
-        found.setdefault(
-            rig.hardware, Refusal(rig.hardware, _reason(need), _remedy(rig, need, space, outcome.fitting), True)
-        )
+        remedy = _remedy(rig, need, space, outcome.fitting)
+        by = need.needs_bytes / need.has_bytes if need.has_bytes > 0 else inf
+        found.setdefault(rig.hardware, Refusal(rig.hardware, _reason(need), remedy, too_small=True, too_small_by=by))
     for rig, why in space.refused.items():
         found.setdefault(rig.hardware, Refusal(rig.hardware, why, _other_remedy(why, space)))
     for rig, why in outcome.errors.items():
@@ -119,7 +120,8 @@ def _remedy(rig: Rig, need: Need, space: Space, fitting: Iterable[Rig]) -> str:
 def _rows_for_more(space: Space, rig: Rig) -> str:
     """Of machines that join, where the rows of a step do not feed twice the cards."""
     rows = rows_per_step(space.job)
-    joins = any((joined_up_to(offer) or 1) > rig.nodes for offer in space.offers.get(rig, ()))
+    alike = (offer for other, of in space.offers.items() if other.hardware == rig.hardware for offer in of)
+    joins = any((joined_up_to(offer) or 1) > rig.nodes for offer in alike)
     if not joins or rows % (2 * rig.cards) == 0:
         return ""
     return f"; more cards also need more rows per step (--grad-accum): {rows} feed at most {rows}"
@@ -179,7 +181,9 @@ def relaxations(freedom: Freedom) -> Mapping[str, Freedom]:
 
 
 def _told(refused: Sequence[Refusal]) -> list[str]:
-    told = [f"  {each.hardware}: {each.reason}. To fix: {each.remedy}" for each in refused[:MOST_TOLD]]
+    """Those that come nearest first."""
+    nearest = sorted(refused, key=lambda each: each.too_small_by)[:MOST_TOLD]
+    told = [f"  {each.hardware}: {each.reason}. To fix: {each.remedy}" for each in nearest]
     more = len(refused) - MOST_TOLD
     return [*told, f"  and {more} more"] if more > 0 else told
 

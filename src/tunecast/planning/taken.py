@@ -36,7 +36,7 @@ def _batch(plan: Plan, job: Job) -> tuple[Taken, ...]:
 
 
 def _with_room(each: Taken, job: Job) -> Taken:
-    """vLLM's share of the card is what a plan without it gives to activations: beside it the job's own setting counts."""
+    """A plan without vLLM gives its share of the card to activations: with it the job's own setting counts."""
     if each.field != "rl.engine":
         return each
     return each._replace(instead={**each.instead, "gradient_checkpointing": job.gradient_checkpointing})

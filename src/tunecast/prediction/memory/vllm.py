@@ -128,7 +128,7 @@ class VllmEngine(NamedTuple):
 
 def could_use_vllm(job: Job) -> bool:
     """Whether `generate()` of transformers writes what vLLM could: PPOTrainer does not know vLLM."""
-    return job.task in ("grpo", "rloo") and job.rl.engine == "transformers"
+    return job.task in ("grpo", "rloo") and job.rl.engine != "vllm"
 
 
 def generates_by_vllm(job: Job) -> bool:

@@ -22,11 +22,10 @@ TITLE = "Not given, so taken"
 WORTH_BYTES = 50 * MIB
 """Less is not told of what fills a card."""
 
-ENGINES = {"transformers": "transformers' generate()", "vllm": "vLLM"}
 NAMES: Mapping[str, Callable[[Any], str]] = {
     "hardware.gpu": lambda name: card_name(gpu_named(name).name),
     "stack": lambda stack: STACKS[stack].title or stack,
-    "rl.engine": lambda engine: f"completions by {ENGINES[engine]}",
+    "rl.engine": lambda engine: f"completions by {_engine(engine)}",
     "method": lambda method: {"full": "full fine-tuning", "lora": "LoRA", "qlora": "QLoRA"}[method],
     "micro_batch": lambda rows: f"batch {rows} per GPU",
     "global_batch": lambda rows: f"{rows} rows per optimizer step",
@@ -46,13 +45,17 @@ NAMES: Mapping[str, Callable[[Any], str]] = {
 INSTEAD: Mapping[str, Callable[[Any], str]] = {
     **NAMES,
     "micro_batch": lambda rows: f"batch {rows}",
-    "rl.engine": lambda engine: ENGINES[engine],
+    "rl.engine": lambda engine: _engine(engine),
     "seq_len": lambda tokens: f"{tokens:,}",
     "weights_dtype": str,
     "lora.targets": str,
     "gradient_checkpointing": lambda on: "on" if on else "off",
 }
 """The same beside the value it replaces."""
+
+
+def _engine(name: str) -> str:
+    return "vLLM" if name == "vllm" else "transformers' generate()"
 
 
 def taken_text(every: Sequence[Taken], found: Sequence[Effect], before: Verdict, terminal: Terminal = DEFAULT) -> str:
