@@ -44,9 +44,9 @@ WORKDIR, KEPT = "~/sky_workdir", "/tunecast"
 ENVIRONMENT = "~/tunecast-python"
 MAKE_PYTHON = f'"$HOME/.local/bin/uv" venv --seed --allow-existing --python {PYTHON} {ENVIRONMENT}'
 USE_PYTHON = f". {ENVIRONMENT}/bin/activate"
-"""SkyPilot's own environment has the image's Python: 3.10 on Ubuntu 22.04, where torch 2.15 and transformers 5.22 do not
-install (3.11 and later). uv is where SkyPilot puts it on every machine (sky/skylet/constants.py, SKY_UV_INSTALL_DIR and
-SKY_USER_ENV_CREATION_COMMANDS)."""
+"""SkyPilot's own environment has the image's Python: 3.10 on Ubuntu 22.04, where torch 2.15 and transformers 5.22 do
+not install (3.11 and later). uv is where SkyPilot puts it on every machine (sky/skylet/constants.py, SKY_UV_INSTALL_DIR
+and SKY_USER_ENV_CREATION_COMMANDS)."""
 SYSTEM_DISK_GB = 256
 """SkyPilot's own size of a disk (sky/resources.py, DEFAULT_DISK_SIZE_GB), for system and packages: the job's is
 added."""
