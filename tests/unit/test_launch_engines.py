@@ -83,6 +83,14 @@ def test_skypilots_order_is_the_plans() -> None:
     assert resources["disk_size"] == 256 + 30
 
 
+def test_skypilot_trains_by_the_python_that_is_predicted_with() -> None:
+    """Its images' own is 3.10 on AWS, GCP and RunPod, which torch 2.15 and transformers 5.22 do not install on."""
+    made = task(order("h100-sxm-80gb"), bucket="none")
+    make, use, *_ = made["setup"].split(" && ")
+    assert make.split()[:2] == ['"$HOME/.local/bin/uv"', "venv"] and "--python 3.12" in make
+    assert made["run"] == f"{use} && bash start.sh"
+
+
 def test_a_disk_holds_what_is_downloaded_too() -> None:
     from tunecast.units import GB
 

@@ -28,7 +28,7 @@ from tunecast.launching.engines.options import price_usd, whole_number
 from tunecast.launching.engines.start import NOTHING, letter_first, start_text
 from tunecast.launching.ledger import LedgerEntry
 from tunecast.launching.offers import most_anywhere, most_usd_per_hour
-from tunecast.launching.pins import installation
+from tunecast.launching.pins import PYTHON, installation
 from tunecast.launching.rendering import Command, MachineOffer, Order
 from tunecast.launching.texts import yaml_text
 from tunecast.records import NamedTuple
@@ -41,6 +41,12 @@ place of a plan's."""
 CLUSTER, MANAGED, START, ESTIMATE = "cluster.yaml", "managed.yaml", "start.sh", "estimate.py"
 """The task has one of two names, by which it is known later who started it."""
 WORKDIR, KEPT = "~/sky_workdir", "/tunecast"
+ENVIRONMENT = "~/tunecast-python"
+MAKE_PYTHON = f'"$HOME/.local/bin/uv" venv --seed --allow-existing --python {PYTHON} {ENVIRONMENT}'
+USE_PYTHON = f". {ENVIRONMENT}/bin/activate"
+"""SkyPilot's own environment has the image's Python: 3.10 on Ubuntu 22.04, where torch 2.15 and transformers 5.22 do
+not install (3.11 and later). uv is where SkyPilot puts it on every machine (sky/skylet/constants.py, SKY_UV_INSTALL_DIR
+and SKY_USER_ENV_CREATION_COMMANDS)."""
 SYSTEM_DISK_GB = 256
 """SkyPilot's own size of a disk (sky/resources.py, DEFAULT_DISK_SIZE_GB), for system and packages: the job's is
 added."""
@@ -132,8 +138,8 @@ def task_values(
         "num_nodes": order.job.hardware.nodes,
         "resources": resources,
         **({"file_mounts": mounts} if mounts else {}),
-        "setup": installation(order.program),
-        "run": f"bash {START}",
+        "setup": f"{MAKE_PYTHON} && {USE_PYTHON} && {installation(order.program)}",
+        "run": f"{USE_PYTHON} && bash {START}",
     }
 
 
