@@ -59,8 +59,13 @@ def test_a_program_s_output_and_exit_code_are_its_own(tmp_path: Path) -> None:
 
 
 def test_a_signal_reaches_the_program_once(tmp_path: Path) -> None:
-    program = "import signal, sys, time\nsignal.signal(15, lambda *_: (print('told', flush=True), time.sleep(0.3)))\n"
-    program += "print('ready', flush=True); signal.pause(); time.sleep(1); sys.exit(3)"
+    program = (
+        "import signal, sys, time\ngot = []\n"
+        "signal.signal(15, lambda *_: (print('told', flush=True), got.append(15)))\n"
+        "print('ready', flush=True)\n"
+        "while not got: time.sleep(0.01)\n"  # signal.pause() would miss one that comes before it
+        "time.sleep(1); sys.exit(3)"
+    )
     started = watch(
         tmp_path, "--", sys.executable, "-c", program, run=subprocess.Popen, stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL, text=True, start_new_session=True,

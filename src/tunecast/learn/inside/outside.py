@@ -323,8 +323,8 @@ def main(argv: Sequence[str]) -> int:
     if os.environ.get("NODE_RANK", "0") == "0":
         set_aside(folder)
     expected = expected_in(os.path.join(os.path.dirname(folder), EXPECTED))
-    limits = Limits(expected.get("within_s"), expected.get("budget_usd"), expected.get("usd_per_hour"))
-    ended = watch(command, folder, source="launch", expected=expected, limits=limits, told=sys.stderr)
+    price = Limits(usd_per_hour=expected.get("usd_per_hour"))
+    ended = watch(command, folder, source="launch", expected=expected, limits=price, told=sys.stderr)
     if ended.status < 0:  # as the program itself would have ended
         signal.signal(-ended.status, signal.SIG_DFL) if -ended.status != signal.SIGKILL else None
         os.kill(os.getpid(), -ended.status)
