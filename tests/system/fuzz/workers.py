@@ -7,6 +7,7 @@ of its own, and counts only if it does so there: what came before it in the same
 
 from __future__ import annotations
 
+import gc
 import json
 import mmap
 import os
@@ -22,6 +23,8 @@ from pathlib import Path
 from random import Random
 from shutil import rmtree
 from typing import Any, NamedTuple
+
+from tunecast.cli.main import GARBAGE_OBJECTS
 
 from .outcomes import ENDED, FAILURES, HANG, MEMORY, OUTCOMES, Input, outcome_of
 
@@ -103,6 +106,8 @@ class _Worker:
 
     def _run(self) -> None:
         signal.signal(signal.SIGXCPU, signal.SIG_DFL)
+        gc.freeze()  # what the test run holds is none of the command's work
+        gc.set_threshold(GARBAGE_OBJECTS, 20)  # as a command of its own has it
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         enter_empty_room(self.folder)
         _, hard = resource.getrlimit(resource.RLIMIT_AS)
