@@ -18,7 +18,7 @@ from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _disable_current_modes
 
 from tunecast.tape.trace.recorder import Recorder
-from tunecast.tape.trace.values import known
+from tunecast.tape.trace.values import guess_behind, known
 
 FAKE_DEVICE = "_fake_device" if "_fake_device" in getattr(FakeTensor, "__annotations__", {}) else "fake_device"
 
@@ -185,9 +185,12 @@ def format_values(recorder: Recorder) -> None:
     def __format__(self: Any, spec: str) -> str:
         if not isinstance(self, FakeTensor) or self.dim() or isinstance(self, torch.nn.Parameter):
             return formatted(self, spec)
-        if known(self) is None and not self.dtype.is_floating_point:
-            recorder.assumptions[f"a {self.dtype} value that is only printed is shown as 1"] += 1
-            return format(1, spec)
+        value = known(self)
+        if guess_behind(self) or (value is None and not self.dtype.is_floating_point):
+            with _disable_current_modes():
+                shown = 1 if value is None else value.item()
+            recorder.assumptions[f"a {self.dtype} value that is only printed is shown as {shown}"] += 1
+            return format(shown, spec)
         return format(self.item(), spec)
 
     torch.Tensor.__format__ = __format__  # type: ignore[method-assign]
