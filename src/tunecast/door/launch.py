@@ -20,7 +20,7 @@ from tunecast.job.job import Job
 from tunecast.job.model import resolve_model
 from tunecast.job.writer import write_file
 from tunecast.launching import ledger
-from tunecast.launching.engines import Engine, engine_of, rendering_of
+from tunecast.launching.engines import Engine, engine_of, installed_before, rendering_of
 from tunecast.launching.ledger import LedgerEntry, NotKnown
 from tunecast.launching.offers import with_offers
 from tunecast.launching.pins import built_notes
@@ -42,10 +42,6 @@ __all__ = ["Launched", "LaunchedJobs", "cancel", "jobs", "launch", "log_command"
 
 CARDS = "/dev"
 """Where NVIDIA's driver puts a file for each card: nvidia0, nvidia1 and so on."""
-
-
-INSTALLED_THERE = ("local", "slurm", "ssh")
-"""Engines on whose machines nothing is installed."""
 
 
 class RunsAlready(UsageError):
@@ -176,7 +172,7 @@ def prepare(
             preflight=preflight,
             record=record,
         )
-    if engine.name not in INSTALLED_THERE:
+    if engine.installs:
         notes = (*notes, *built_notes(order.program))
     if rehearsed:
         notes = (*notes, "rendered for CPUs, as a rehearsal: nothing of the prediction holds there")
@@ -199,9 +195,9 @@ def own_notes(file: Path, job: Job, program: TrainingProgram) -> tuple[str, ...]
 def require_vendor(job: Job, engine: Engine, *, preflight: bool) -> None:
     """Before a machine is rented whose torch would not see its cards."""
     card = gpu(job.hardware.gpu)
-    if card.vendor == VENDOR or (engine.name in INSTALLED_THERE and not preflight):
+    if card.vendor == VENDOR or (not engine.installs and not preflight):
         return
-    there = f"; or --no-preflight on {', '.join(INSTALLED_THERE)}, where a torch for {card.vendor} is installed"
+    there = f"; or --no-preflight on {', '.join(installed_before())}, where a torch for {card.vendor} is installed"
     raise UsageError.at(
         "hardware.gpu",
         f"got {card.name}; what is rendered and checked is for {VENDOR}'s cards. To fix: another card (tunecast plan "

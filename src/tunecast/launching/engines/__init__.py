@@ -47,10 +47,10 @@ class Engine(NamedTuple):
     name: str
     host: str
     module: Any
-    """With `ELSEWHERE`, `OPTIONS` and `render`; those that start jobs here also `submit`, `state`, `log_command` and
-    `cancel`; those that need more than a job to start it `require_options`; one that says when it would begin `begins`.
-    An engine that is asked for all its jobs at once has `states`, one that takes several as one `render_many` and
-    `submit_many`; of others each job is asked for, and submitted, by itself."""
+    """With `ELSEWHERE`, `INSTALLS`, `OPTIONS` and `render`; those that start jobs here also `submit`, `state`,
+    `log_command` and `cancel`; those that need more than a job to start it `require_options`; one that says when it
+    would begin `begins`. An engine that is asked for all its jobs at once has `states`, one that takes several as one
+    `render_many` and `submit_many`; of others each job is asked for, and submitted, by itself."""
 
     @property
     def spelled(self) -> str:
@@ -60,6 +60,11 @@ class Engine(NamedTuple):
     def elsewhere(self) -> bool:
         """It runs on machines that do not see the files of this one."""
         return bool(self.module.ELSEWHERE)
+
+    @property
+    def installs(self) -> bool:
+        """What trains is installed for the job, on its machines or in its image."""
+        return bool(self.module.INSTALLS)
 
     @property
     def submits(self) -> bool:
@@ -82,7 +87,16 @@ def engine_of(text: str) -> Engine:
         raise UsageError(f"--on: got {text[:80]!r}; allowed: {allowed}{nearest_hint(name, ENGINES)}", field="on")
     if colon and not HOST.fullmatch(host):
         raise UsageError(f"--on: got the host {host[:80]!r}; allowed: a name such as gpu-box or me@gpu-box", field="on")
-    return Engine(name, host, import_module(f"{__name__}.{ENGINES[name]}"))
+    return Engine(name, host, _module_of(name))
+
+
+def installed_before() -> tuple[str, ...]:
+    """Engines whose machines have what trains there already."""
+    return tuple(name for name in ENGINES if not _module_of(name).INSTALLS)
+
+
+def _module_of(name: str) -> Any:
+    return import_module(f"{__name__}.{ENGINES[name]}")
 
 
 def rendering_of(order: Order, engine: Engine, options: Mapping[str, str]) -> Rendering:

@@ -27,6 +27,7 @@ from tunecast.launching.texts import yaml_text
 from tunecast.units import GB
 
 ELSEWHERE = True
+INSTALLS = True
 OPTIONS = ("volume", "max_price", "backends", "regions", "fleets", "spot_policy", "max_duration")
 """`volume`: a volume of dstack's, where checkpoints and the result are kept; `none`: nothing is."""
 TASK, START = "task.dstack.yml", "start.sh"
@@ -101,7 +102,7 @@ def task_values(order: Order, options: Mapping[str, str]) -> dict[str, object]:
 def _is_arm(order: Order) -> bool:
     """Cards that come with NVIDIA's Grace, an ARM processor. dstack's own image is for x86, and asks for that (dstack
     0.22.5, server/services/jobs/configurators/base.py)."""
-    return gpu(order.job.hardware.gpu).name.startswith(("gh200-", "gb200-", "gb300-"))
+    return "Grace" in gpu(order.job.hardware.gpu).architecture
 
 
 def _resources(order: Order) -> dict[str, object]:

@@ -31,6 +31,7 @@ from tunecast.launching.texts import scalar, yaml_text
 from tunecast.units import MIB
 
 ELSEWHERE = True
+INSTALLS = True
 OPTIONS = (
     *("image", "queue", "namespace", "runtime", "claim", "data_claim", "model_claim", "own_claim"),
     *("secret", "node_selector", "restarts"),

@@ -14,6 +14,7 @@ from tunecast.launching.ledger import LOG, PID, STATUS, LedgerEntry
 from tunecast.launching.rendering import RESUME, Command, Order
 
 ELSEWHERE = False
+INSTALLS = False
 OPTIONS: tuple[str, ...] = ()
 END_S = 60
 """From being asked to end until being made to: more than the 30 s that torchrun gives its workers, which have sessions

@@ -23,6 +23,7 @@ from tunecast.launching.pins import installation
 from tunecast.launching.rendering import OUTPUT, RESUME, Command, Order, TrainingProgram
 
 ELSEWHERE = True
+INSTALLS = True
 OPTIONS = ("machine", "image", "timeout")
 """`machine`: a machine type of `lyceum gpu machines`."""
 MACHINE = "PLACEHOLDER_machine"

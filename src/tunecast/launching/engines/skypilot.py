@@ -35,6 +35,7 @@ from tunecast.records import NamedTuple
 from tunecast.units import GB, GIB
 
 ELSEWHERE = True
+INSTALLS = True
 OPTIONS = ("bucket", "max_hourly_cost", "infra", "disk_size", "image_id", "idle_minutes")
 """`bucket`: s3://NAME, gs://NAME, …: where checkpoints and the result are kept; `none`: nothing is. `infra`: in the
 place of a plan's."""

@@ -23,6 +23,7 @@ from tunecast.records import replace
 from tunecast.units import MIB
 
 ELSEWHERE = False
+INSTALLS = False
 OPTIONS = (
     *("partition", "account", "qos", "constraint", "gres", "reservation", "time", "mem", "cpus-per-task"),
     *("exclude", "nodelist"),

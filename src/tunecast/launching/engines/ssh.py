@@ -17,6 +17,7 @@ from tunecast.launching.programs import files_of
 from tunecast.launching.rendering import Command, Order
 
 ELSEWHERE = True
+INSTALLS = False
 OPTIONS = ("venv",)
 """`venv`: the folder of the Python environment there, whose programs come first."""
 SSH, COPY = ("ssh", "-o", "BatchMode=yes"), ("scp", "-q", "-r", "-o", "BatchMode=yes")

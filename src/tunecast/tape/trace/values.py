@@ -195,8 +195,11 @@ def _if_finite(name: str, args: Any) -> bool | None:
 def _compared_as_ones(name: str, args: Any) -> torch.Tensor | None:
     """What a comparison of single numbers answers, of which the unknown ones are 1.0, as where a script reads them.
     A loop that goes on while one is too large would never end: it ends at once."""
-    compare, sides = COMPARISONS.get(name), [_as_one(side) for side in args[:2]]
-    if compare is None or None in sides:
+    compare = COMPARISONS.get(name)
+    if compare is None:
+        return None
+    sides = [_as_one(side) for side in args[:2]]
+    if None in sides:
         return None
     place, line = _reading_line()
     answer = compare(*sides) and not line.startswith("while ")
