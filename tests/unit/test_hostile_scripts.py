@@ -30,10 +30,13 @@ ROOT = Path(__file__).parents[2]
 CLONE = number("clone", machine())
 IN_A_COPY = "from tunecast.tape.trace.kernel.seccomp import refuse_forks; refuse_forks()"
 """What a process that the script forked does first (processes.py)."""
-pytestmark = pytest.mark.skipif(
-    sys.platform != "linux" or call(landlock.CREATE_RULESET, None, 0, landlock.ASK_VERSION) < 3,
-    reason="a kernel without Landlock refuses less",
-)
+pytestmark = [
+    pytest.mark.whole,
+    pytest.mark.skipif(
+        sys.platform != "linux" or call(landlock.CREATE_RULESET, None, 0, landlock.ASK_VERSION) < 3,
+        reason="a kernel without Landlock refuses less",
+    ),
+]
 DRIVER = """
 import json, os, runpy, sys
 from pathlib import Path

@@ -17,6 +17,7 @@ from tunecast.tape.build.job_runs import build, fold_job, fold_rank
 from tunecast.tape.card import Card
 from tunecast.tape.op import Alloc
 
+pytestmark = pytest.mark.whole
 SMALL: dict[str, Any] = {
     "model_type": "qwen2_5_vl", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4,
     "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 300, "max_position_embeddings": 512,

@@ -25,6 +25,7 @@ from tunecast.learn.record import run_from
 from tunecast.learn.recordable import strings
 from tunecast.learn.runs_store.store import open_store
 
+pytestmark = pytest.mark.whole
 SOURCE = Path(__file__).parents[2] / "src"
 WATCHED = Path(__file__).parent / "watched"
 TRAINING = [sys.executable, str(WATCHED / "fake_training.py")]
